@@ -96,9 +96,7 @@ def _concrete(root: type[EngineError]) -> dict[str, type[EngineError]]:
 BY_CODE = _concrete(EngineError)
 
 
-def from_answer(
-    status: int, code: str | None, message: str, retry_after_s: float | None = None
-) -> EngineError:
+def from_answer(status: int, code: str | None, message: str, retry_after_s: float | None = None) -> EngineError:
     """The exception that an engine's error answer stands for; an unknown code keeps only its message."""
     kind = BY_CODE.get(code or "", BadRequest if 400 <= status < 500 else EngineError)
     return kind(message, retry_after_s=retry_after_s)

@@ -108,17 +108,13 @@ class Plan(BaseModel):
     def _pattern_and_knobs_agree(self) -> Self:
         ratio = self.knobs.offload_ratio
         if self.pattern == MIGRATE:
-            raise ValueError(
-                "'migrate' moves context between engines and answers no request: it cannot be a plan"
-            )
+            raise ValueError("'migrate' moves context between engines and answers no request: it cannot be a plan")
         if self.pattern == BALANCED and ratio == 0:
             raise ValueError("'balanced' needs 0 < offload_ratio < 1; for 0 use 'disaggregated'")
         if self.pattern == DISAGGREGATED and ratio != 0:
             raise ValueError(f"'disaggregated' means offload_ratio 0, not {ratio}; use 'balanced'")
         if self.pattern == DATA_PARALLEL and ratio != 0:
-            raise ValueError(
-                f"'data_parallel' has no split, so offload_ratio {ratio} would do nothing: leave it out"
-            )
+            raise ValueError(f"'data_parallel' has no split, so offload_ratio {ratio} would do nothing: leave it out")
         return self
 
     @model_validator(mode="after")

@@ -17,12 +17,8 @@ class Slo(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     ttft_ms: float = Field(gt=0, le=3_600_000, description="Bound on the time to first token, milliseconds")
-    tpot_ms: float = Field(
-        gt=0, le=60_000, description="Bound on the time per further output token, milliseconds"
-    )
-    attainment: float = Field(
-        default=0.9, gt=0, le=1, description="Share of requests that must meet both bounds"
-    )
+    tpot_ms: float = Field(gt=0, le=60_000, description="Bound on the time per further output token, milliseconds")
+    attainment: float = Field(default=0.9, gt=0, le=1, description="Share of requests that must meet both bounds")
     weight: float = Field(default=1.0, gt=0, le=1000, description="Worth of one good request of this class")
 
     def met(self, ttft_s: float | None, tpot_s: float | None) -> bool:

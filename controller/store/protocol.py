@@ -67,9 +67,7 @@ class Store(Protocol):
         """Append entries in order and trim the stream to about `max_len` (never below it)."""
         ...
 
-    async def read(
-        self, stream: str, after: str | None, count: int, block_s: float | None = None
-    ) -> Sequence[Entry]:
+    async def read(self, stream: str, after: str | None, count: int, block_s: float | None = None) -> Sequence[Entry]:
         """Up to `count` entries after the id `after` (`None`: from the start), waiting up to `block_s` for one."""
         ...
 

@@ -1,0 +1,266 @@
+"""The router process: wires its parts together, serves until told to stop, then drains."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+import msgspec
+import structlog
+import uvloop
+from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+
+from controller import logs
+from controller.fleet import Fleet as Heartbeats
+from controller.fleet import RouterBeat
+from controller.metrics import RouterMetrics
+from controller.router.board import Board
+from controller.router.call import Desk
+from controller.router.fleet import Fleet
+from controller.router.http import HttpServer
+from controller.router.openai import ApiError
+from controller.router.patterns import load_patterns
+from controller.router.records import Recorder
+from controller.router.service import Service
+from controller.router.tokens import open_token_source
+from controller.router.waiting import RoomQueue
+from controller.router.workers import MULTIPROCESS_DIR, run_workers
+from controller.settings import RouterSettings
+from controller.store import Keys, Store, StoreUnavailable, open_store
+from engines.client import EngineClient, VerbTimeouts
+from tuner.prefix import PrefixIndex
+
+log = structlog.get_logger()
+
+BACKLOG = 2048
+HEARTBEAT_TTLS = 3
+ERRAND_S = 2.0
+"""How long aborts on engines may take once the router has stopped serving."""
+
+
+def run(settings: RouterSettings) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code."""
+    logs.configure()
+    if settings.workers > 1:
+        return run_workers(settings, run_one)
+    return run_one(settings)
+
+
+def run_one(settings: RouterSettings) -> int:
+    """One router process."""
+    return uvloop.run(_serve(settings))
+
+
+async def _serve(settings: RouterSettings) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sign, stop.set)
+    async with router(settings) as running:
+        log.info("router_serving", url=running.url, router_id=settings.router_id, model=settings.model)
+        await stop.wait()
+        await running.drain(settings.drain_s)
+    return 0
+
+
+class RunningRouter:
+    """A router that serves; made by `router`."""
+
+    def __init__(self, service: Service, http: HttpServer, server: asyncio.Server, url: str) -> None:
+        self.service = service
+        self.http = http
+        self.url = url
+        self._server = server
+
+    async def drain(self, limit_s: float) -> None:
+        """Take no new connection and finish what runs, for at most `limit_s` seconds."""
+        self.service.draining = True
+        self._server.close()
+        self.http.finish()
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.service.drained()
+        except TimeoutError:
+            log.warning("drain_cut_short", inflight=self.service.inflight)
+
+
+@asynccontextmanager
+async def router(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
+    """A serving router. Everything it starts ends with the context, in reverse order."""
+    loop = asyncio.get_running_loop()
+    registry, exposition = _registry()
+    metrics = RouterMetrics(registry)
+    keys = Keys(settings.model)
+    async with AsyncExitStack() as stack:
+        store = await _open_store(settings.redis_url, stack)
+        recorder = Recorder(store, keys.requests, settings.record_buffer, metrics)
+        if store is not None:
+            stack.push_async_callback(_leave, store, keys.router(settings.router_id), recorder)
+        tasks = await stack.enter_async_context(_Background(grace_s=0))
+        errands = await stack.enter_async_context(_Background(ERRAND_S))
+        desk = _desk(settings, loop)
+        board = Board(load_patterns(), metrics, desk.fleet.apply)
+        service = Service(settings, desk, board, recorder, metrics, exposition, errands.start, time.time)
+        http = HttpServer(service, _refusal, settings.limits, loop, time.time)
+        _follow_gauges(metrics, service, desk, http, recorder)
+        server = await _listen(settings, http, loop)
+        stack.push_async_callback(_close, server, http)
+        running = RunningRouter(service, http, server, _url(settings, server))
+        tasks.start(http.sweep())
+        heartbeats = Heartbeats(store, keys) if store is not None else None
+        tasks.start(desk.fleet.run(heartbeats, settings.heartbeat_s))
+        if store is not None:
+            tasks.start(board.follow(store, keys))
+            tasks.start(recorder.run())
+            tasks.start(_heartbeat(settings, store, keys, board, running))
+        _announce(settings, running.url)
+        yield running
+
+
+class _Background:
+    """Tasks that nobody awaits. One that fails is logged: the router serves on without it.
+
+    On exit they get `grace_s` to finish and are then cancelled.
+    """
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    async def __aenter__(self) -> "_Background":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._grace_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("background_task_failed", task=task.get_coro().__qualname__, exc_info=error)  # type: ignore[union-attr]
+
+
+def _desk(settings: RouterSettings, loop: asyncio.AbstractEventLoop) -> Desk:
+    prefixes = PrefixIndex()
+    room = RoomQueue(settings.limits.queue)
+    timeouts = VerbTimeouts(**settings.timeouts.model_dump())
+    fleet = Fleet(
+        settings.model,
+        settings.engines,
+        partial(EngineClient, timeouts=timeouts),
+        on_change=room.wake,
+        on_leave=prefixes.forget,
+        poll_s=settings.load_poll_s,
+    )
+    return Desk(fleet, prefixes, room, open_token_source(settings.tokenizer), settings.limits, loop)
+
+
+def _registry() -> tuple[CollectorRegistry, Callable[[], bytes]]:
+    """Where metrics go, and how `/metrics` reads them: with several workers, from what all of them wrote."""
+    registry = CollectorRegistry()
+    if MULTIPROCESS_DIR not in os.environ:
+        return registry, lambda: generate_latest(registry)
+    whole = CollectorRegistry()
+    multiprocess.MultiProcessCollector(whole)  # type: ignore[no-untyped-call]
+    return registry, lambda: generate_latest(whole)
+
+
+async def _open_store(url: str | None, stack: AsyncExitStack) -> Store | None:
+    if url is None:
+        return None
+    store = open_store(url)
+    stack.push_async_callback(store.aclose)
+    return store
+
+
+async def _listen(settings: RouterSettings, http: HttpServer, loop: asyncio.AbstractEventLoop) -> asyncio.Server:
+    context = None
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    return await loop.create_server(
+        http.protocol,
+        settings.host,
+        settings.port,
+        ssl=context,
+        backlog=BACKLOG,
+        reuse_port=settings.workers > 1 or None,
+    )
+
+
+def _url(settings: RouterSettings, server: asyncio.Server) -> str:
+    scheme = "https" if settings.tls_cert is not None else "http"
+    listening: socket.socket = server.sockets[0]
+    host, port = listening.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _announce(settings: RouterSettings, url: str) -> None:
+    if settings.ready_file is not None:
+        content = {"url": url, "router_id": settings.router_id, "pid": os.getpid()}
+        partial_file = settings.ready_file.with_suffix(".part")
+        partial_file.write_text(json.dumps(content))
+        partial_file.replace(settings.ready_file)
+
+
+async def _heartbeat(settings: RouterSettings, store: Store, keys: Keys, board: Board, running: RunningRouter) -> None:
+    """Say that this router lives and which plan it has applied; at once when that changes."""
+    key, ttl_s = keys.router(settings.router_id), HEARTBEAT_TTLS * settings.heartbeat_s
+    while True:
+        beat = RouterBeat(
+            router_id=settings.router_id,
+            url=running.url,
+            plan_version=board.plan.version,
+            slo_version=board.slos.version,
+            inflight=running.service.inflight,
+            draining=running.service.draining,
+            workers=settings.workers,
+        )
+        try:
+            await store.heartbeat(key, msgspec.json.encode(beat), ttl_s)
+        except StoreUnavailable as error:
+            log.debug("heartbeat_failed", error=str(error))
+        await board.changed(settings.heartbeat_s)
+
+
+async def _leave(store: Store, key: str, recorder: Recorder) -> None:
+    """Hand in the last records and vanish from the list of routers at once."""
+    await recorder.flush()
+    try:
+        await store.forget(key)
+    except StoreUnavailable as error:
+        log.warning("left_without_saying", error=str(error))
+
+
+async def _close(server: asyncio.Server, http: HttpServer) -> None:
+    server.close()
+    http.abort()
+    await http.closed()
+
+
+def _refusal(status: int, sentence: str) -> bytes:
+    return ApiError(status, sentence, code="bad_http").body()
+
+
+def _follow_gauges(metrics: RouterMetrics, service: Service, desk: Desk, http: HttpServer, recorder: Recorder) -> None:
+    if MULTIPROCESS_DIR in os.environ:
+        return  # values that are read at a scrape cannot come from another process
+    metrics.follow("inflight_requests", lambda: service.inflight)
+    metrics.follow("waiting_requests", lambda: len(desk.room))
+    metrics.follow("client_connections", lambda: http.connections)
+    metrics.follow("engines_available", lambda: desk.fleet.available)
+    metrics.follow("records_buffered", lambda: len(recorder))

@@ -1,0 +1,291 @@
+"""One client request while the router works on it, and the microserving steps a pattern can take with it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from controller.router.fleet import Engine, Fleet, Lease
+from controller.router.openai import ApiError, Asked
+from controller.router.tokens import TokenSource
+from controller.router.waiting import QueueFull, RoomQueue
+from controller.settings import Limits
+from engines.client import Prompt, Trace
+from engines.errors import Draining, EngineError, EngineTimeout, EngineUnreachable, NoKvRoom, TransferFailed
+from engines.protocol import PrepRecvAnswer, ResumedChoice
+from tuner.placement import Placement, PlacementRequest, Verdict, admit, place
+from tuner.plan import Plan
+from tuner.prefix import BLOCK_BYTES, PrefixIndex
+from tuner.slo import Slo
+
+log = structlog.get_logger()
+
+RESERVATION_TTL_S = 90.0
+"""Longer than prefill and transfer of any one prompt may take; what is left of it protects the KV until D starts."""
+
+MAX_SENDS = 2
+"""A transfer and one retry into the same reservation; after that D recomputes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Room on a decode engine for `prompt[begin:end]`; it already holds what comes before."""
+
+    engine_id: str
+    kv_addr_info: str
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """A pattern's last step: decode on this engine, which holds `prompt[:begin]` (as far as the router knows)."""
+
+    engine_id: str
+    begin: int = 0
+
+
+Pattern = Callable[["Call"], AsyncGenerator[Generate, None]]
+"""A short program of microserving steps; see `controller.router.patterns`."""
+
+
+@dataclass(slots=True)
+class Facts:
+    """What happened to a request, for its record."""
+
+    waited_s: float = 0.0
+    prefill_engine: str | None = None
+    decode_engine: str | None = None
+    split_begin: int | None = None
+    split_end: int | None = None
+    transferred_bytes: int | None = None
+    transfer_failures: int = 0
+    prefill_s: float | None = None
+    transfer_s: float | None = None
+    attempts: int = 0
+    resumed: int = 0
+
+
+@dataclass(slots=True)
+class Desk:
+    """What all requests of a router share."""
+
+    fleet: Fleet
+    prefixes: PrefixIndex
+    room: RoomQueue
+    tokens: TokenSource
+    limits: Limits
+    loop: asyncio.AbstractEventLoop
+    turn: int = 0
+
+
+@dataclass(slots=True)
+class Call:
+    """One request. Patterns read `prompt_tokens` and `placement`, and call `reserve`, `send_kv` and `generate`."""
+
+    request_id: str
+    asked: Asked
+    plan: Plan
+    pattern: Pattern
+    slo_class: str
+    slo: Slo
+    trace: Trace | None
+    hashes: list[int]
+    desk: Desk
+    prompt: Prompt | None = None
+    placement: Placement = field(default_factory=lambda: Placement(decode=()))
+    facts: Facts = field(default_factory=Facts)
+    resume: list[ResumedChoice] | None = None
+    keep_whole: bool = False
+    """Set when the split cannot be done for this prompt: one engine then answers, or says what is wrong with it."""
+    _avoid: set[str] = field(default_factory=set)
+    _touched: set[str] = field(default_factory=set)
+    _leases: list[Lease] = field(default_factory=list)
+    _turn: int = 0
+
+    # steps for patterns
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Exact once `tokenize` ran, before that an estimate from the prompt's size."""
+        return self.prompt.tokens if self.prompt is not None else self.asked.estimated_tokens()
+
+    async def tokenize(self) -> Prompt:
+        """The prompt's token ids, made at most once per request."""
+        if self.prompt is None:
+            self.prompt = await self.desk.tokens.encode(self.asked, self.desk.fleet)
+        return self.prompt
+
+    async def reserve(self, end: int) -> Reservation:
+        """Room for `prompt[:end]` on the best decode engine that has some.
+
+        While none has, waits in the router's bounded queue, before any prefill is spent; raises `ApiError` (429)
+        when that is full or takes too long, `EngineUnreachable` when no engine is left.
+        """
+        waited = False
+        while True:
+            for engine_id in self.placement.decode:
+                reservation = await self._reserve_on(self.desk.fleet[engine_id], end)
+                if reservation is not None:
+                    return reservation
+            if not self.placement.decode:
+                raise EngineUnreachable("no engine is left to decode on")
+            await self.wait_for_room(first=waited)
+            waited = True
+
+    async def send_kv(self, reservation: Reservation) -> bool:
+        """Prefill on the best prefill engine and move the KV into the reservation; false if D must recompute.
+
+        A transfer that fails is tried once more into the same reservation, on the same engine or, if that died, on
+        the next. The client only ever sees latency.
+        """
+        engines = list(self.placement.prefill)
+        for _ in range(MAX_SENDS):
+            if not engines:
+                break
+            try:
+                await self._send_from(self.desk.fleet[engines[0]], reservation)
+                return True
+            except (TransferFailed, EngineUnreachable, Draining) as error:
+                self.facts.transfer_failures += 1
+                log.warning("transfer_failed", request_id=self.request_id, engine=engines[0], error=error.message)
+                if not isinstance(error, TransferFailed | EngineTimeout):
+                    engines.pop(0)
+            except EngineError as error:
+                self.facts.transfer_failures += 1
+                log.warning("transfer_refused", request_id=self.request_id, engine=engines[0], error=error.message)
+                break
+        return False
+
+    def generate(self, engine_id: str, begin: int = 0) -> Generate:
+        return Generate(engine_id, begin)
+
+    # for the router
+
+    def replace(self) -> Placement:
+        """Place the request on the loads of this moment, away from engines that failed it."""
+        self._turn = self._turn or self._next_turn()
+        request = self._placement_request()
+        self.placement = place(self.plan, request, self.desk.fleet.views, self._turn)
+        return self.placement
+
+    async def admit(self) -> None:
+        """Apply the plan's admission; raises `ApiError` for what is shed or cannot get in."""
+        waited = False
+        while self.placement.decode:
+            engine = self.desk.fleet[self.placement.decode[0]]
+            verdict = admit(self.plan, self.slo, self._placement_request(), engine.view)
+            if verdict is Verdict.ADMIT:
+                return
+            if verdict is Verdict.SHED:
+                sentence = f"overloaded: this request could not meet its TTFT bound of {self.slo.ttft_ms:g} ms"
+                raise ApiError(429, sentence, code="shed", retry_after_s=1)
+            await self.wait_for_room(first=waited)
+            waited = True
+
+    async def wait_for_room(self, *, first: bool) -> None:
+        """Wait in the router's queue, then place again."""
+        began_s = self.desk.loop.time()
+        try:
+            await self.desk.room.wait(self.desk.limits.queue_s - self.facts.waited_s, first=first)
+        except (QueueFull, TimeoutError):
+            raise ApiError(429, "no room: try again later", code="no_room", retry_after_s=1) from None
+        finally:
+            self.facts.waited_s += self.desk.loop.time() - began_s
+        self.replace()
+
+    def hold(self, engine: Engine, prefill_tokens: int) -> Lease:
+        """Count this request on an engine until `release`."""
+        lease = Lease(engine, prefill_tokens)
+        self._leases.append(lease)
+        self._touched.add(engine.engine_id)
+        return lease
+
+    def avoid(self, engine_id: str) -> None:
+        self._avoid.add(engine_id)
+
+    def release(self) -> None:
+        """Give every lease back and let a waiting request try; safe to call more than once."""
+        for lease in self._leases:
+            lease.release()
+        self._leases.clear()
+        self.desk.room.wake()
+
+    @property
+    def touched(self) -> frozenset[str]:
+        """Engines that may hold something for this request."""
+        return frozenset(self._touched)
+
+    # inside
+
+    async def _reserve_on(self, engine: Engine, end: int) -> Reservation | None:
+        """A reservation on this engine, or `None` if it has no room, no transfer slot or no answer."""
+        if engine.own_transfers >= self.plan.knobs.max_inflight_transfers:
+            return None
+        self._touched.add(engine.engine_id)
+        prompt = await self.tokenize()
+        try:
+            answer = await engine.client.prep_recv(self.request_id, prompt, end, RESERVATION_TTL_S, self.trace)
+        except EngineUnreachable:
+            engine.failed()
+            self.avoid(engine.engine_id)
+            return None
+        except (NoKvRoom, Draining):
+            return None
+        return self._reserved(engine, answer, end)
+
+    def _reserved(self, engine: Engine, answer: PrepRecvAnswer, end: int) -> Reservation:
+        begin = answer.prefix_matched_length
+        self.facts.split_begin, self.facts.split_end = begin, end
+        return Reservation(engine.engine_id, answer.kv_addr_info, begin, end)
+
+    async def _send_from(self, sender: Engine, reservation: Reservation) -> None:
+        receiver = self.desk.fleet[reservation.engine_id]
+        prompt = await self.tokenize()
+        lease = self.hold(sender, reservation.end - reservation.begin)
+        receiver.own_transfers += 1
+        try:
+            answer = await sender.client.remote_send(
+                self.request_id, prompt, reservation.kv_addr_info, reservation.begin, reservation.end, self.trace
+            )
+        except EngineTimeout:
+            await self._abort_on(sender)
+            raise
+        except EngineUnreachable:
+            sender.failed()
+            raise
+        finally:
+            receiver.own_transfers -= 1
+            lease.release()
+            self.desk.room.wake()
+        self.facts.prefill_engine = sender.engine_id
+        self.facts.transferred_bytes = answer.bytes
+        self.facts.prefill_s, self.facts.transfer_s = answer.prefill_s, answer.transfer_s
+        sender.prefilled(reservation.end - answer.cached_length, answer.prefill_s - answer.queue_s)
+        self.desk.prefixes.add(self.hashes, sender.engine_id)
+
+    async def _abort_on(self, engine: Engine) -> None:
+        """Stop what is left of a step that took too long, so that the next try does not queue behind it."""
+        with contextlib.suppress(EngineError):
+            await engine.client.abort(self.request_id)
+
+    def _placement_request(self) -> PlacementRequest:
+        return PlacementRequest(
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self._cached_tokens(),
+            avoid=frozenset(self._avoid),
+            splittable=self.prompt is not None and not self.keep_whole,
+        )
+
+    def _cached_tokens(self) -> dict[str, int]:
+        """The index knows blocks of bytes; spread the prompt's tokens evenly over its bytes."""
+        if not self.hashes:
+            return {}
+        per_block = self.prompt_tokens * BLOCK_BYTES / max(1, len(self.asked.content))
+        return {engine_id: int(n * per_block) for engine_id, n in self.desk.prefixes.match(self.hashes).items()}
+
+    def _next_turn(self) -> int:
+        self.desk.turn += 1
+        return self.desk.turn

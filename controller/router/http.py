@@ -1,0 +1,400 @@
+"""The client side of the router: HTTP/1.1 on raw `asyncio.Protocol`, one request at a time per connection.
+
+Parser callbacks build a `Request`; the handler answers through the connection: `respond` for a whole answer, or
+`start`, `write`, `end` for a stream, whose pieces are framed and written without any coroutine. Everything a client
+can make the router hold is bounded, and every wait for a client has a deadline.
+"""
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Protocol
+
+import httptools
+
+from controller.settings import Limits
+
+HIGH_WATER_BYTES = 64 * 1024
+LINGER_S = 2.0
+REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+class Request:
+    """A complete request. Header names are lower case; a header that came twice is joined with a comma."""
+
+    __slots__ = ("arrived_s", "body", "headers", "method", "target")
+
+    def __init__(
+        self, method: bytes, target: bytes, headers: dict[bytes, bytes], body: bytes, arrived_s: float
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self.body = body
+        self.arrived_s = arrived_s
+        """Loop time at which its first byte was read."""
+
+    @property
+    def path(self) -> bytes:
+        return self.target.partition(b"?")[0]
+
+
+class Flow(Protocol):
+    """Whoever produces a stream; told to stop and go on as the client keeps up or does not."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+class Handler(Protocol):
+    def __call__(self, request: Request, client: "ClientConnection") -> asyncio.Task[None] | None:
+        """Answer a request now, or return the task that will. The task is cancelled if the client leaves."""
+        ...
+
+
+class ClientConnection(asyncio.Protocol):
+    """One client connection."""
+
+    def __init__(self, server: "HttpServer") -> None:
+        self._server = server
+        self._limits = server.limits
+        self._loop = server.loop
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpRequestParser(self)
+        self._waiting: deque[tuple[Request, bool]] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._flow: Flow | None = None
+        self._busy = False
+        self._keep_alive = True
+        self._chunked = True
+        self._closing = False
+        self._in_headers = False
+        self._header_bytes = 0
+        self.deadline_s = self._loop.time() + self._limits.header_s
+        self._reset()
+
+    def _reset(self) -> None:
+        self._target = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._header_bytes = 0
+        self._arrived_s = 0.0
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        connection = transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)  # type: ignore[union-attr]
+        if not self._server.joined(self):
+            self.refuse(503, "the router has as many connections as it allows")
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing:
+            return
+        if not self._arrived_s:
+            self._arrived_s = self._loop.time()
+            self._in_headers = True
+            self._wait_for_client(self._limits.header_s)
+        if self._in_headers:
+            self._header_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self.refuse(400, "this server does not upgrade connections")
+        except httptools.HttpParserCallbackError:
+            raise  # a fault of ours, not of the client
+        except httptools.HttpParserError as error:
+            self.refuse(400, f"malformed HTTP request: {error}")
+        if self._in_headers and self._header_bytes > self._limits.header_bytes:
+            self.refuse(431, f"request headers are larger than {self._limits.header_bytes} bytes")
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        self._flow = None
+        self._waiting.clear()
+        self._server.left(self)
+        if self._task is not None:
+            self._task.cancel("the client left")
+
+    def pause_writing(self) -> None:
+        self.deadline_s = self._loop.time() + self._limits.send_s
+        if self._flow is not None:
+            self._flow.pause()
+
+    def resume_writing(self) -> None:
+        self.deadline_s = float("inf")
+        if self._flow is not None:
+            self._flow.resume()
+
+    # httptools callbacks
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        seen = self._headers.get(name)
+        self._headers[name] = value if seen is None else seen + b", " + value
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._wait_for_client(self._limits.body_s)
+        length = self._headers.get(b"content-length", b"0")
+        if self._parser.get_http_version() == "1.1" and b"host" not in self._headers:
+            self.refuse(400, "an HTTP/1.1 request needs a Host header")
+        elif length.isdigit() and int(length) > self._limits.body_bytes:
+            self._refuse_large_body()
+        elif b"expect" in self._headers:
+            self._answer_expectation(self._headers[b"expect"])
+
+    def on_body(self, body: bytes) -> None:
+        if self._closing:
+            return
+        self._body_bytes += len(body)
+        if self._body_bytes > self._limits.body_bytes:
+            self._refuse_large_body()
+        else:
+            self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._closing:
+            return
+        request = Request(
+            self._parser.get_method(),
+            self._target,
+            self._headers,
+            self._body[0] if len(self._body) == 1 else b"".join(self._body),
+            self._arrived_s or self._loop.time(),
+        )
+        keep_alive = self._parser.should_keep_alive()
+        modern = self._parser.get_http_version() == "1.1"
+        self._reset()
+        if self._busy:
+            self._waiting.append((request, keep_alive and modern))
+            self._transport.pause_reading()  # type: ignore[union-attr]
+        else:
+            self._begin(request, keep_alive, modern)
+
+    # for the handler
+
+    def respond(self, status: int, body: bytes, content_type: bytes = b"application/json", extra: Headers = ()) -> None:
+        """Send a whole answer."""
+        self._write(b"%b\r\n%b" % (self._head(status, content_type, extra, b"content-length: %d" % len(body)), body))
+        self._finished()
+
+    def start(self, status: int, content_type: bytes, first: bytes, flow: Flow, extra: Headers = ()) -> None:
+        """Begin a streamed answer with its first piece; `flow` is paused while the client is slow."""
+        self._flow = flow
+        framing = b"transfer-encoding: chunked" if self._chunked else b"cache-control: no-cache"
+        self._write(b"%b\r\n%b" % (self._head(status, content_type, extra, framing), self._framed(first)))
+
+    def write(self, data: bytes) -> None:
+        """Send the next piece of a stream."""
+        transport = self._transport
+        if transport is not None and not self._closing:
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def end(self) -> None:
+        """End a stream."""
+        if self._chunked:
+            self._write(b"0\r\n\r\n")
+        self._finished()
+
+    def cut(self) -> None:
+        """Give up on a stream that cannot be completed: close without its end, so that the client can tell."""
+        self._closing = True
+        if self._transport is not None:
+            self._transport.close()
+
+    # for the server
+
+    def expire(self) -> None:
+        """The deadline has passed: close, saying why if half a request had arrived."""
+        if self._busy or self._closing:
+            self.abort()
+        elif self._arrived_s:
+            self.refuse(408, "the request did not arrive in time")
+        else:
+            self._close()
+
+    def abort(self) -> None:
+        """Drop the connection now."""
+        self._closing = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def finish_and_close(self) -> None:
+        """Take no further request; close now or when the current answer is complete."""
+        self._keep_alive = False
+        if not self._busy:
+            self._close()
+
+    def refuse(self, status: int, sentence: str) -> None:
+        """Answer what cannot be served as HTTP, and close."""
+        if self._closing:
+            return
+        self._keep_alive = False
+        if not self._busy:
+            body = self._server.refusal(status, sentence)
+            length = b"content-length: %d" % len(body)
+            self._write(b"%b\r\n%b" % (self._head(status, b"application/json", (), length), body))
+        self._linger()
+
+    # inside
+
+    def _begin(self, request: Request, keep_alive: bool, modern: bool) -> None:
+        self._busy = True
+        self.deadline_s = float("inf")
+        self._chunked = modern
+        # A stream to an HTTP/1.0 client has no chunks, so only closing can end it.
+        self._keep_alive = self._keep_alive and keep_alive and modern
+        self._task = self._server.handler(request, self)
+
+    def _finished(self) -> None:
+        self._busy = False
+        self._flow = self._task = None
+        if not self._keep_alive:
+            self._close()
+            return
+        self._wait_for_client(self._limits.header_s if self._arrived_s else self._limits.keep_alive_s)
+        if self._waiting:
+            self._loop.call_soon(self._next)
+
+    def _next(self) -> None:
+        if self._busy or self._closing or not self._waiting:
+            return
+        request, keep_alive = self._waiting.popleft()
+        if not self._waiting:
+            self._transport.resume_reading()  # type: ignore[union-attr]
+        self._begin(request, keep_alive, modern=True)
+
+    def _head(self, status: int, content_type: bytes, extra: Headers, framing: bytes) -> bytes:
+        more = b"".join(b"%b: %b\r\n" % pair for pair in extra)
+        closing = b"" if self._keep_alive else b"connection: close\r\n"
+        return b"HTTP/1.1 %d %b\r\ndate: %b\r\ncontent-type: %b\r\n%b%b%b\r\n" % (
+            status,
+            REASONS.get(status, b"Unknown"),
+            self._server.date,
+            content_type,
+            more,
+            closing,
+            framing,
+        )
+
+    def _framed(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
+
+    def _wait_for_client(self, for_s: float) -> None:
+        """While an answer is being made, only its writing has a deadline."""
+        if not self._busy:
+            self.deadline_s = self._loop.time() + for_s
+
+    def _answer_expectation(self, expectation: bytes) -> None:
+        if expectation.lower() != b"100-continue":
+            self.refuse(417, "the only expectation this server meets is 100-continue")
+        elif self._parser.get_http_version() == "1.1" and not self._busy:
+            self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _refuse_large_body(self) -> None:
+        self.refuse(413, f"the request body is larger than {self._limits.body_bytes} bytes")
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def _close(self) -> None:
+        self._closing = True
+        if self._transport is not None:
+            self._transport.close()
+        self.deadline_s = self._loop.time() + self._limits.send_s
+
+    def _linger(self) -> None:
+        """Close our side and discard what still arrives: closing at once would reset the connection, and the client
+        could lose the answer that tells it what was wrong."""
+        self._closing = True
+        self.deadline_s = self._loop.time() + LINGER_S
+        if self._transport is not None and self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._close()
+
+
+class HttpServer:
+    """All client connections of one process, and the sweep that enforces their deadlines."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        refusal: Callable[[int, str], bytes],
+        limits: Limits,
+        loop: asyncio.AbstractEventLoop,
+        wall_clock_s: Callable[[], float],
+    ) -> None:
+        self.handler = handler
+        self.refusal = refusal
+        self.limits = limits
+        self.loop = loop
+        self.date = b""
+        self._wall_clock_s = wall_clock_s
+        self._connections: set[ClientConnection] = set()
+        self._closing = False
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._tick()
+
+    def protocol(self) -> ClientConnection:
+        return ClientConnection(self)
+
+    def joined(self, connection: ClientConnection) -> bool:
+        """Count a connection in; false if it is one too many."""
+        self._connections.add(connection)
+        self._empty.clear()
+        return len(self._connections) <= self.limits.connections and not self._closing
+
+    def left(self, connection: ClientConnection) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
+            self._empty.set()
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    def finish(self) -> None:
+        """Close idle connections now and the others after their current answer."""
+        self._closing = True
+        for connection in tuple(self._connections):
+            connection.finish_and_close()
+
+    def abort(self) -> None:
+        """Drop every connection; what still runs for them is cancelled."""
+        for connection in tuple(self._connections):
+            connection.abort()
+
+    async def closed(self) -> None:
+        """Return once no connection is left."""
+        await self._empty.wait()
+
+    async def sweep(self, every_s: float = 1.0) -> None:
+        """Enforce deadlines until cancelled. One sweep for all costs nothing per request, unlike a timer each."""
+        while True:
+            await asyncio.sleep(every_s)
+            self._tick()
+            now_s = self.loop.time()
+            for connection in [each for each in self._connections if each.deadline_s < now_s]:
+                connection.expire()
+
+    def _tick(self) -> None:
+        self.date = formatdate(self._wall_clock_s(), usegmt=True).encode()

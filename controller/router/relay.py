@@ -1,0 +1,222 @@
+"""An engine's answer on its way to the client.
+
+Streams are passed on as the events arrive, in whole events, with no parsing, queue or coroutine per piece; what they
+say is only read if the stream has to go on elsewhere. Plain answers are gathered first, so that they can be asked for
+again if the engine dies before they are complete.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from controller.router.http import ClientConnection
+from engines.client import answered_error
+from engines.errors import EngineError, EngineUnreachable
+from engines.http1 import Exchange
+from engines.protocol import TIMINGS_COMMENT, TIMINGS_HEADER, ResumedChoice
+from engines.types import EngineTimings
+
+EVENT_END = b"\n\n"
+DONE = b"data: [DONE]\n\n"
+TIMINGS_KEY = TIMINGS_HEADER.encode()
+_timings = msgspec.json.Decoder(EngineTimings)
+
+
+class Refused(Exception):
+    """The engine answered with an error status; `content` is its body, in OpenAI's shape."""
+
+    def __init__(self, status: int, headers: Mapping[bytes, bytes], content: bytes) -> None:
+        super().__init__(f"the engine answered {status}")
+        self.status = status
+        self.content = content
+        self.error: EngineError = answered_error(status, headers, content)
+
+
+class Delivery:
+    """What one client got of one answer, over all the engines that worked on it. Times are loop times."""
+
+    __slots__ = ("_kept", "_kept_bytes", "_resume_bytes", "events", "first_s", "last_s", "timings")
+
+    def __init__(self, resume_bytes: int) -> None:
+        self._resume_bytes = resume_bytes
+        self._kept: list[bytes] | None = []
+        self._kept_bytes = 0
+        self.events = 0
+        self.first_s: float | None = None
+        self.last_s = 0.0
+        self.timings: EngineTimings | None = None
+
+    def passed_on(self, data: bytes, now_s: float) -> None:
+        """Note that whole events went to the client."""
+        if self.first_s is None:
+            self.first_s = now_s
+        self.last_s = now_s
+        self.events += data.count(EVENT_END)
+        if self._kept is not None:
+            self._kept.append(data)
+            self._kept_bytes += len(data)
+            if self._kept_bytes > self._resume_bytes:
+                self._kept = None
+
+    def resume(self) -> list[ResumedChoice] | None:
+        """What the client has so far, by choice; `None` if it is too much to have been kept."""
+        return None if self._kept is None else delivered_choices(b"".join(self._kept))
+
+    @property
+    def output_tokens(self) -> int:
+        """As the engine counted them; one per event (less the closing one) as long as it has not said."""
+        return self.timings.output_tokens if self.timings is not None else max(0, self.events - 1)
+
+
+class StreamRelay:
+    """Sink of one streamed `start_generate`. `done` ends with `None`, `Refused` or `EngineUnreachable`."""
+
+    def __init__(
+        self,
+        client: ClientConnection,
+        delivery: Delivery,
+        loop: asyncio.AbstractEventLoop,
+        on_first: Callable[[], None],
+    ) -> None:
+        self.done: asyncio.Future[None] = loop.create_future()
+        self.exchange: Exchange | None = None
+        self._client = client
+        self._delivery = delivery
+        self._loop = loop
+        self._on_first = on_first
+        self._status = 0
+        self._headers: Mapping[bytes, bytes] = {}
+        self._tail = b""
+        self._begun = delivery.first_s is not None
+
+    def on_head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
+        self._status = status
+        self._headers = headers
+
+    def on_body(self, data: bytes) -> None:
+        if self._tail:
+            data = self._tail + data
+            self._tail = b""
+        if not data.endswith(EVENT_END) or self._status != 200:
+            whole = data.rfind(EVENT_END) + 2 if self._status == 200 else 0
+            data, self._tail = data[: max(whole, 0)] if whole > 1 else b"", data[whole if whole > 1 else 0 :]
+        if TIMINGS_COMMENT in data:
+            data = self._take_timings(data)
+        if not data:
+            return
+        self._delivery.passed_on(data, self._loop.time())
+        if self._begun:
+            self._client.write(data)
+        else:
+            self._begin(data)
+
+    def on_end(self) -> None:
+        if self.done.done():
+            return
+        if self._status != 200:
+            self.done.set_exception(Refused(self._status, self._headers, self._tail))
+        elif not self._begun:
+            self.done.set_exception(EngineUnreachable("the engine ended its stream before the first event"))
+        else:
+            self.done.set_result(None)
+
+    def on_lost(self, error: EngineUnreachable) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+    # Flow: back-pressure from the client to the engine
+
+    def pause(self) -> None:
+        if self.exchange is not None:
+            self.exchange.pause()
+
+    def resume(self) -> None:
+        if self.exchange is not None:
+            self.exchange.resume()
+
+    def _begin(self, first: bytes) -> None:
+        self._begun = True
+        self._on_first()
+        self._client.start(200, self._headers.get(b"content-type", b"text/event-stream"), first, self)
+
+    def _take_timings(self, data: bytes) -> bytes:
+        """Cut the timings event out of whole events. JSON cannot hold a raw newline, so text cannot forge one."""
+        start = 0 if data.startswith(TIMINGS_COMMENT) else data.find(EVENT_END + TIMINGS_COMMENT) + 2
+        if start == 1:
+            return data
+        end = data.index(EVENT_END, start) + 2
+        self._delivery.timings = _timings.decode(data[start + len(TIMINGS_COMMENT) : end])
+        return data[:start] + data[end:]
+
+
+class PlainRelay:
+    """Sink of one plain `start_generate`: gathers the answer. `done` as for `StreamRelay`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.done: asyncio.Future[None] = loop.create_future()
+        self.content = b""
+        self.content_type = b"application/json"
+        self.timings: EngineTimings | None = None
+        self._status = 0
+        self._headers: Mapping[bytes, bytes] = {}
+        self._parts: list[bytes] = []
+
+    def on_head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
+        self._status = status
+        self._headers = headers
+
+    def on_body(self, data: bytes) -> None:
+        self._parts.append(data)
+
+    def on_end(self) -> None:
+        if self.done.done():
+            return
+        self.content = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        if self._status != 200:
+            self.done.set_exception(Refused(self._status, self._headers, self.content))
+            return
+        self.content_type = self._headers.get(b"content-type", self.content_type)
+        if TIMINGS_KEY in self._headers:
+            self.timings = _timings.decode(self._headers[TIMINGS_KEY])
+        self.done.set_result(None)
+
+    def on_lost(self, error: EngineUnreachable) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    text: str | None = None
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+
+
+_event = msgspec.json.Decoder(_Event)
+
+
+def delivered_choices(stream: bytes) -> list[ResumedChoice]:
+    """Read delivered events back: the text of each choice so far, and one token for each event that had some."""
+    text: dict[int, list[str]] = {}
+    finished: dict[int, str] = {}
+    for line in stream.split(EVENT_END):
+        if not line.startswith(b"data: {"):
+            continue
+        for choice in _event.decode(line[len(b"data: ") :]).choices:
+            piece = choice.text if choice.delta is None else choice.delta.content
+            text.setdefault(choice.index, []).extend([piece] if piece else [])
+            if choice.finish_reason is not None:
+                finished[choice.index] = choice.finish_reason
+    return [
+        ResumedChoice(index=index, text="".join(pieces), tokens=len(pieces), finish_reason=finished.get(index))
+        for index, pieces in sorted(text.items())
+    ]

@@ -1,0 +1,380 @@
+"""The router's work: one request from its arrival to its record."""
+
+import asyncio
+import hmac
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from controller.metrics import RouterMetrics
+from controller.router.board import Board
+from controller.router.call import Call, Desk, Generate
+from controller.router.fleet import Engine
+from controller.router.http import ClientConnection, Request
+from controller.router.openai import APIS, ApiError, parse
+from controller.router.patterns import data_parallel
+from controller.router.records import Recorder
+from controller.router.relay import Delivery, PlainRelay, Refused, StreamRelay
+from controller.settings import RouterSettings
+from engines.client import Trace
+from engines.errors import EngineError, EngineTimeout, EngineUnreachable
+from engines.http1 import Exchange
+from engines.records import Outcome, RequestRecord
+from tuner.plan import SPLIT_PATTERNS
+from tuner.prefix import block_hashes, sketch
+
+log = structlog.get_logger()
+
+EVENT_STREAM = b"text/event-stream"
+RETRY_ELSEWHERE = frozenset({429, 500, 502, 503, 504})
+OUTCOMES = {"shed": Outcome.SHED, "no_room": Outcome.NO_ROOM}
+
+
+@dataclass(slots=True)
+class Ended:
+    """How a request ended."""
+
+    outcome: Outcome = Outcome.OK
+    status: int = 200
+    error_code: str | None = None
+
+
+class Service:
+    """Answers clients. Collaborators are given and closed by whoever made them."""
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        desk: Desk,
+        board: Board,
+        recorder: Recorder,
+        metrics: RouterMetrics,
+        exposition: Callable[[], bytes],
+        background: Callable[[Coroutine[None, None, None]], object],
+        wall_clock_s: Callable[[], float],
+    ) -> None:
+        self._model = settings.model
+        self._router_id = settings.router_id
+        self._resume_bytes = settings.limits.resume_bytes
+        self._class_header = settings.slo_header.lower().encode()
+        key = settings.api_key
+        self._authorization = f"Bearer {key.get_secret_value()}".encode() if key is not None else None
+        self._desk = desk
+        self._board = board
+        self._recorder = recorder
+        self._metrics = metrics
+        self._exposition = exposition
+        self._background = background
+        self._wall_clock_s = wall_clock_s
+        self._loop = desk.loop
+        self._served = 0
+        self._id_prefix = settings.router_id.removeprefix("router-")
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.inflight = 0
+        self.draining = False
+        self._pages: dict[bytes, Callable[[ClientConnection], None]] = {
+            b"/v1/models": self._models,
+            b"/health": lambda client: client.respond(200, b'{"status":"ok"}'),
+            b"/ready": self._ready,
+            b"/metrics": lambda client: client.respond(200, self._exposition(), CONTENT_TYPE_LATEST.encode()),
+        }
+
+    def __call__(self, request: Request, client: ClientConnection) -> asyncio.Task[None] | None:
+        """Handle one request: small pages at once, completions as a task."""
+        path = request.path
+        try:
+            self._authorize(path, request)
+            if path in APIS and request.method == b"POST":
+                return self._loop.create_task(self._serve(request, client))
+            page = self._pages.get(path)
+            if page is None or request.method not in (b"GET", b"HEAD"):
+                raise _no_such_page(path, request.method, known=page is not None or path in APIS)
+            page(client)
+        except ApiError as error:
+            client.respond(error.status, error.body(), extra=error.headers())
+        return None
+
+    async def drained(self) -> None:
+        """Return once nothing is in flight."""
+        await self._idle.wait()
+
+    async def _serve(self, request: Request, client: ClientConnection) -> None:
+        """One request's life: understand, place, answer; release and record whatever happens."""
+        ended = Ended()
+        delivery = Delivery(self._resume_bytes)
+        call: Call | None = None
+        self._began()
+        try:
+            call = self._understand(request)
+            await self._place(call)
+            await self._answer(call, client, delivery)
+        except (ApiError, Refused, EngineError) as error:
+            self._apologise(error, client, delivery, ended)
+        except asyncio.CancelledError:
+            ended.outcome, ended.status = Outcome.CLIENT_LEFT, 499
+            raise
+        except Exception:
+            log.exception("request_failed", request_id=call.request_id if call else None)
+            self._apologise(ApiError(500, "the router failed", code="internal"), client, delivery, ended)
+        finally:
+            self._end(call, request, delivery, ended)
+
+    def _understand(self, request: Request) -> Call:
+        asked = parse(request.path, request.body, self._model)
+        header = request.headers.get(self._class_header)
+        slos, plan = self._board.slos, self._board.plan
+        slo_class = slos.resolve(header.decode("latin-1") if header is not None else None)
+        parent = request.headers.get(b"traceparent")
+        self._served += 1
+        return Call(
+            request_id=f"{self._id_prefix}-{self._served:x}",
+            asked=asked,
+            plan=plan,
+            pattern=self._board.pattern,
+            slo_class=slo_class,
+            slo=slos.classes[slo_class],
+            trace=Trace(parent, request.headers.get(b"tracestate")) if parent is not None else None,
+            hashes=block_hashes(asked.content),
+            desk=self._desk,
+        )
+
+    async def _place(self, call: Call) -> None:
+        """Tokenize if the pattern splits prompts, rank the engines, and pass admission."""
+        if call.plan.pattern in SPLIT_PATTERNS and call.asked.splittable:
+            try:
+                await call.tokenize()
+            except (ValueError, EngineError) as error:
+                # The engine that gets the whole body says what is wrong with it, if anything is.
+                log.info("prompt_kept_whole", request_id=call.request_id, error=str(error))
+                call.keep_whole = True
+        call.replace()
+        await call.admit()
+
+    async def _answer(self, call: Call, client: ClientConnection, delivery: Delivery) -> None:
+        """Run the pattern until an engine has completed the answer; place again when one fails."""
+        while True:
+            if not call.placement.decode:
+                raise ApiError(503, "no engine is available", code="no_engine", retry_after_s=1)
+            call.facts.attempts += 1
+            try:
+                return await self._attempt(call, client, delivery)
+            except EngineUnreachable as error:
+                log.warning("placement_failed", request_id=call.request_id, error=error.message)
+                if call.facts.attempts >= call.plan.knobs.max_attempts:
+                    raise
+                self._metrics.retried.inc()
+            except EngineError as error:
+                if call.keep_whole or delivery.first_s is not None:
+                    raise
+                log.info("split_refused", request_id=call.request_id, code=error.code, error=error.message)
+                call.keep_whole = True
+            call.release()
+            call.replace()
+
+    async def _attempt(self, call: Call, client: ClientConnection, delivery: Delivery) -> None:
+        """Run the pattern once; what is left of a broken stream needs no pattern, only another engine."""
+        pattern = call.pattern
+        if delivery.first_s is not None:
+            call.resume = delivery.resume()
+            if call.resume is None:
+                raise EngineError("the stream broke off and is too long to be continued elsewhere")
+            call.facts.resumed += 1
+            self._metrics.resumed.inc()
+            pattern = data_parallel
+        async with aclosing(pattern(call)) as steps:
+            async for step in steps:
+                await self._generate(call, step, client, delivery)
+
+    async def _generate(self, call: Call, step: Generate, client: ClientConnection, delivery: Delivery) -> None:
+        """Have one engine generate, and pass its answer on."""
+        engine = self._desk.fleet.get(step.engine_id)
+        if engine is None:
+            raise EngineUnreachable(f"engine {step.engine_id} left")
+        call.facts.decode_engine = engine.engine_id
+        self._desk.prefixes.add(call.hashes, engine.engine_id)
+        lease = call.hold(engine, max(1, call.prompt_tokens - step.begin))
+        try:
+            if call.asked.stream:
+                await self._stream(call, step, engine, StreamRelay(client, delivery, self._loop, lease.prefilled))
+                client.end()
+            else:
+                await self._plain(call, step, engine, client, delivery)
+        except Refused as refused:
+            if refused.status not in RETRY_ELSEWHERE:
+                raise
+            call.avoid(engine.engine_id)
+            raise EngineUnreachable(f"engine {engine.engine_id}: {refused.error.message}") from refused
+        except EngineUnreachable as error:
+            call.avoid(engine.engine_id)
+            if not isinstance(error, EngineTimeout):
+                engine.failed()
+            raise
+        finally:
+            lease.release()
+
+    async def _stream(self, call: Call, step: Generate, engine: Engine, relay: StreamRelay) -> None:
+        exchange = relay.exchange = self._start(call, step, engine, relay)
+        try:
+            await relay.done
+        finally:
+            exchange.abort()
+
+    async def _plain(
+        self, call: Call, step: Generate, engine: Engine, client: ClientConnection, delivery: Delivery
+    ) -> None:
+        relay = PlainRelay(self._loop)
+        exchange = self._start(call, step, engine, relay)
+        try:
+            await relay.done
+        finally:
+            exchange.abort()
+        delivery.timings = relay.timings
+        delivery.first_s = delivery.last_s = self._loop.time()
+        client.respond(200, relay.content, relay.content_type, [(b"x-request-id", call.request_id.encode())])
+
+    def _start(self, call: Call, step: Generate, engine: Engine, relay: StreamRelay | PlainRelay) -> Exchange:
+        return engine.client.start_generate(
+            call.request_id, call.asked.api, call.asked.raw, relay, call.prompt, step.begin, call.resume, call.trace
+        )
+
+    # edges
+
+    def _authorize(self, path: bytes, request: Request) -> None:
+        if self._authorization is None or not path.startswith(b"/v1/"):
+            return
+        given = request.headers.get(b"authorization", b"")
+        if not hmac.compare_digest(given, self._authorization):
+            raise ApiError(401, "wrong or missing API key: send 'Authorization: Bearer …'", code="invalid_api_key")
+
+    def _apologise(
+        self, error: ApiError | Refused | EngineError, client: ClientConnection, delivery: Delivery, ended: Ended
+    ) -> None:
+        """Turn what went wrong into an answer, or into the last event of a stream that has begun."""
+        if isinstance(error, Refused):
+            ended.status, ended.outcome = error.status, Outcome.REJECTED
+            ended.error_code = error.error.code
+            client.respond(error.status, error.content)
+            return
+        shown = error if isinstance(error, ApiError) else _for_client(error)
+        ended.status, ended.error_code = shown.status, shown.code
+        ended.outcome = OUTCOMES.get(shown.code or "", Outcome.REJECTED if shown.status < 500 else Outcome.FAILED)
+        if isinstance(error, EngineTimeout):
+            ended.outcome = Outcome.TIMEOUT
+        if delivery.first_s is None:
+            client.respond(shown.status, shown.body(), extra=shown.headers())
+        else:
+            client.write(b"data: %b\n\n" % shown.body())
+            client.end()
+
+    def _began(self) -> None:
+        self.inflight += 1
+        self._idle.clear()
+
+    def _end(self, call: Call | None, request: Request, delivery: Delivery, ended: Ended) -> None:
+        """Release everything, stop what may still run on engines, and report."""
+        self.inflight -= 1
+        if not self.inflight:
+            self._idle.set()
+        if call is None:
+            self._metrics.refused(ended.outcome)
+            return
+        call.release()
+        if ended.outcome is not Outcome.OK or call.facts.attempts > 1:
+            finished_on = call.facts.decode_engine if ended.outcome is Outcome.OK else None
+            for engine_id in call.touched - {finished_on}:
+                self._background(self._abort(engine_id, call.request_id))
+        record = self._record(call, request, delivery, ended)
+        self._metrics.finished(record, call.slo)
+        self._recorder.put(record)
+
+    async def _abort(self, engine_id: str, request_id: str) -> None:
+        """Free what a request may have left on an engine. One that is gone has nothing left to free."""
+        engine = self._desk.fleet.get(engine_id)
+        if engine is None:
+            return
+        try:
+            await engine.client.abort(request_id)
+        except EngineError as error:
+            if engine.view.available:
+                self._metrics.leaks.inc()
+                log.warning("abort_failed", engine=engine_id, request_id=request_id, error=error.message)
+
+    def _record(self, call: Call, request: Request, delivery: Delivery, ended: Ended) -> RequestRecord:
+        now_s = self._loop.time()
+        facts, timings = call.facts, delivery.timings
+        output_tokens = delivery.output_tokens if delivery.first_s is not None else None
+        tpot_s = None
+        if call.asked.stream and output_tokens is not None and output_tokens > 1 and delivery.first_s is not None:
+            tpot_s = (delivery.last_s - delivery.first_s) / (output_tokens - 1)
+        return RequestRecord(
+            request_id=call.request_id,
+            router_id=self._router_id,
+            slo_class=call.slo_class,
+            arrived_at_s=self._wall_clock_s() - (now_s - request.arrived_s),
+            outcome=ended.outcome,
+            status=ended.status,
+            error_code=ended.error_code,
+            api=call.asked.api,
+            stream=call.asked.stream,
+            pattern=call.plan.pattern,
+            plan_version=call.plan.version,
+            prefill_engine=facts.prefill_engine,
+            decode_engine=facts.decode_engine,
+            attempts=facts.attempts,
+            resumed=facts.resumed,
+            prompt_tokens=timings.prompt_tokens if timings else call.prompt_tokens,
+            cached_tokens=timings.cached_tokens if timings else None,
+            output_tokens=output_tokens,
+            split_begin=facts.split_begin,
+            split_end=facts.split_end,
+            transferred_bytes=facts.transferred_bytes,
+            transfer_failures=facts.transfer_failures,
+            ttft_s=delivery.first_s - request.arrived_s if delivery.first_s is not None else None,
+            tpot_s=tpot_s,
+            e2e_s=now_s - request.arrived_s,
+            queue_s=facts.waited_s + (timings.queue_s if timings else 0.0),
+            prefill_s=_sum(facts.prefill_s, timings.prefill_s if timings else None),
+            transfer_s=facts.transfer_s,
+            decode_s=timings.decode_s if timings else None,
+            prefix_hashes=sketch(call.hashes) or None,
+        )
+
+    def _models(self, client: ClientConnection) -> None:
+        client.respond(200, _models_page(self._model))
+
+    def _ready(self, client: ClientConnection) -> None:
+        if self.draining or not self._desk.fleet.available:
+            why = "draining" if self.draining else "no engine is available"
+            raise ApiError(503, why, code="not_ready")
+        client.respond(200, b'{"status":"ready"}')
+
+
+def _for_client(error: EngineError) -> ApiError:
+    """Engines' troubles as the client should see them."""
+    if isinstance(error, EngineTimeout):
+        return ApiError(504, "the engine took too long", code="engine_timeout")
+    if isinstance(error, EngineUnreachable):
+        return ApiError(502, "every engine that was tried failed", code="engine_failed")
+    return ApiError(error.status, error.message, code=error.code, retry_after_s=error.retry_after_s)
+
+
+def _no_such_page(path: bytes, method: bytes, *, known: bool) -> ApiError:
+    shown = path[:100].decode(errors="replace")
+    if known:
+        return ApiError(405, f"{shown} does not take {method.decode(errors='replace')}", code="method_not_allowed")
+    return ApiError(404, f"there is no {shown} here", code="not_found")
+
+
+def _models_page(model: str) -> bytes:
+    return msgspec.json.encode(
+        {"object": "list", "data": [{"id": model, "object": "model", "created": 0, "owned_by": "trimtab"}]}
+    )
+
+
+def _sum(first: float | None, second: float | None) -> float | None:
+    return second if first is None else first if second is None else first + second

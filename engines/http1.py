@@ -1,0 +1,280 @@
+"""A small HTTP/1.1 client for the data path: pooled keep-alive connections, answers handed on piece by piece.
+
+Answers go to a `Sink`, called from the event loop with whatever bytes have arrived: no coroutine, queue or copy per
+piece. Everything that waits (connecting, a first byte that never comes) has a time-out.
+"""
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Mapping
+from typing import Protocol
+
+import httptools
+
+from engines.errors import EngineTimeout, EngineUnreachable
+
+HIGH_WATER_BYTES = 256 * 1024
+
+
+class Sink(Protocol):
+    """Where an answer goes. Called in order `on_head`, `on_body`*, then exactly one of `on_end` and `on_lost`."""
+
+    def on_head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
+        """Header names are lower case; of repeated ones the last counts."""
+        ...
+
+    def on_body(self, data: bytes) -> None: ...
+
+    def on_end(self) -> None: ...
+
+    def on_lost(self, error: EngineUnreachable) -> None:
+        """The answer will not be completed: connection lost, broken HTTP or time-out. Not called after `abort`."""
+        ...
+
+
+class Connection(asyncio.Protocol):
+    """One connection; carries one exchange at a time."""
+
+    def __init__(self, pool: "Pool") -> None:
+        self._pool = pool
+        self._loop = pool.loop
+        self._transport: asyncio.Transport | None = None
+        self._parser: httptools.HttpResponseParser | None = None
+        self._sink: Sink | None = None
+        self._headers: dict[bytes, bytes] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle_s = 0.0
+        self._deadline = 0.0
+        self.reused = False
+        self.heard = False
+        self.closed = False
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        self.heard = True
+        self._deadline = self._loop.time() + self._idle_s
+        if self._parser is None:
+            self.close()  # an engine that speaks unasked cannot be trusted with the next request
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(EngineUnreachable(f"the engine's answer is not HTTP: {error}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        self._pool.dropped(self)
+        self._fail(EngineUnreachable(f"the engine closed the connection: {exc or 'end of stream'}"))
+
+    # httptools callbacks
+
+    def on_message_begin(self) -> None:
+        self._headers = {}
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        if self._sink is not None and self._parser is not None:
+            self._sink.on_head(self._parser.get_status_code(), self._headers)
+
+    def on_body(self, body: bytes) -> None:
+        if self._sink is not None:
+            self._sink.on_body(body)
+
+    def on_message_complete(self) -> None:
+        parser, sink = self._parser, self._sink
+        if sink is None or parser is None or parser.get_status_code() < 200:
+            return
+        self._forget_exchange()
+        if parser.should_keep_alive():
+            self._pool.give_back(self)
+        else:
+            self.close()
+        sink.on_end()
+
+    # for the pool's users
+
+    def send(self, request: bytes, sink: Sink, first_byte_s: float, idle_s: float) -> None:
+        """Start an exchange. `first_byte_s` bounds the wait for the answer, `idle_s` each pause within it."""
+        if self._transport is None or self.closed:
+            raise EngineUnreachable("the connection is closed")
+        self._sink = sink
+        self.heard = False
+        self._idle_s = idle_s
+        # A parser per exchange: after an answer that ends with the connection, an old one refuses more data.
+        self._parser = httptools.HttpResponseParser(self)
+        self._deadline = self._loop.time() + first_byte_s
+        self._timer = self._loop.call_at(self._deadline, self._check_deadline)
+        self._transport.write(request)
+
+    def pause(self) -> None:
+        """Stop reading: whoever the answer is for is slower than the engine. The idle time-out stops too."""
+        if self._transport is not None and not self.closed:
+            self._transport.pause_reading()
+            self._deadline = float("inf")
+
+    def resume(self) -> None:
+        if self._transport is not None and not self.closed:
+            self._transport.resume_reading()
+            self._deadline = self._loop.time() + self._idle_s
+            self._check_deadline()
+
+    def close(self) -> None:
+        """Drop the connection and whatever runs on it, without telling the sink."""
+        self._forget_exchange()
+        self.closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _check_deadline(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._sink is None or self._deadline == float("inf"):
+            self._timer = None
+        elif self._loop.time() < self._deadline:
+            self._timer = self._loop.call_at(self._deadline, self._check_deadline)
+        else:
+            self._fail(EngineTimeout("the engine sent nothing for too long"))
+
+    def _fail(self, error: EngineUnreachable) -> None:
+        sink = self._sink
+        self.close()
+        if sink is not None:
+            sink.on_lost(error)
+
+    def _forget_exchange(self) -> None:
+        self._sink = self._parser = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class Pool:
+    """Connections to one host and port. Opens as many as are in use at a time, keeps up to `max_idle` for reuse."""
+
+    def __init__(self, host: str, port: int, connect_s: float = 2.0, max_idle: int = 256) -> None:
+        self.host = host
+        self.port = port
+        self.loop = asyncio.get_running_loop()
+        self._connect_s = connect_s
+        self._max_idle = max_idle
+        self._idle: deque[Connection] = deque()
+        self._open: set[Connection] = set()
+        self._emptied = asyncio.Event()
+
+    def idle(self) -> Connection | None:
+        """The most recently used idle connection, if there is one; the caller owns it until its exchange ends."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.closed:
+                connection.reused = True
+                return connection
+        return None
+
+    async def connect(self) -> Connection:
+        """A new connection. Raises `EngineUnreachable` or `EngineTimeout`."""
+        try:
+            async with asyncio.timeout(self._connect_s):
+                _, connection = await self.loop.create_connection(lambda: Connection(self), self.host, self.port)
+        except TimeoutError as error:
+            raise EngineTimeout(f"no connection to {self.host}:{self.port} within {self._connect_s} s") from error
+        except OSError as error:
+            raise EngineUnreachable(f"cannot connect to {self.host}:{self.port}: {error}") from error
+        self._open.add(connection)
+        return connection
+
+    def give_back(self, connection: Connection) -> None:
+        if len(self._idle) < self._max_idle:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def dropped(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        if not self._open:
+            self._emptied.set()
+
+    async def aclose(self) -> None:
+        """Close every connection, also those in use; returns once the sockets are gone."""
+        self._emptied.clear()
+        for connection in tuple(self._open):
+            connection.close()
+        if self._open:
+            await self._emptied.wait()
+
+
+class Exchange:
+    """One request on its way: starts on an idle connection if there is one, and is retried once on a fresh one
+    if that connection turns out to have been closed by the engine meanwhile."""
+
+    def __init__(self, pool: Pool, request: bytes, sink: Sink, first_byte_s: float, idle_s: float) -> None:
+        self._pool = pool
+        self._request = request
+        self._sink = sink
+        self.on_head = sink.on_head
+        self.on_body = sink.on_body
+        self._first_byte_s = first_byte_s
+        self._idle_s = idle_s
+        self._connection: Connection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._aborted = False
+
+    def start(self) -> "Exchange":
+        connection = self._pool.idle()
+        if connection is None:
+            self._connecting = self._pool.loop.create_task(self._connect())
+        else:
+            self._begin(connection)
+        return self
+
+    def pause(self) -> None:
+        if self._connection is not None:
+            self._connection.pause()
+
+    def resume(self) -> None:
+        if self._connection is not None:
+            self._connection.resume()
+
+    def abort(self) -> None:
+        """Stop at once; the sink hears nothing more. The engine sees its connection close."""
+        self._aborted = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._connection is not None:
+            self._connection.close()
+
+    # The rest of Sink, between the connection and the caller's sink
+
+    def on_end(self) -> None:
+        self._connection = None
+        self._sink.on_end()
+
+    def on_lost(self, error: EngineUnreachable) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None and connection.reused and not connection.heard and type(error) is EngineUnreachable:
+            self._connecting = self._pool.loop.create_task(self._connect())
+        else:
+            self._sink.on_lost(error)
+
+    async def _connect(self) -> None:
+        try:
+            connection = await self._pool.connect()
+        except EngineUnreachable as error:
+            if not self._aborted:
+                self._sink.on_lost(error)
+            return
+        if self._aborted:
+            connection.close()
+        else:
+            self._begin(connection)
+
+    def _begin(self, connection: Connection) -> None:
+        self._connection = connection
+        connection.send(self._request, self, self._first_byte_s, self._idle_s)

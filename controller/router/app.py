@@ -107,7 +107,7 @@ async def router(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
         desk = _desk(settings, loop)
         board = Board(load_patterns(), metrics, desk.fleet.apply)
         service = Service(settings, desk, board, recorder, metrics, exposition, errands.start, time.time)
-        http = HttpServer(service, _refusal, settings.limits, loop, time.time)
+        http = HttpServer(service, _refusal, settings.limits, loop, time.monotonic, time.time)
         _follow_gauges(metrics, service, desk, http, recorder)
         server = await _listen(settings, http, loop)
         stack.push_async_callback(_close, server, http)
@@ -166,7 +166,7 @@ def _desk(settings: RouterSettings, loop: asyncio.AbstractEventLoop) -> Desk:
         on_leave=prefixes.forget,
         poll_s=settings.load_poll_s,
     )
-    return Desk(fleet, prefixes, room, open_token_source(settings.tokenizer), settings.limits, loop)
+    return Desk(fleet, prefixes, room, open_token_source(settings.tokenizer), settings.limits, loop, time.monotonic)
 
 
 def _registry() -> tuple[CollectorRegistry, Callable[[], bytes]]:

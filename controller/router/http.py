@@ -36,7 +36,7 @@ class Request:
         self.headers = headers
         self.body = body
         self.arrived_s = arrived_s
-        """Loop time at which its first byte was read."""
+        """When its first byte was read, on the server's clock."""
 
     @property
     def path(self) -> bytes:
@@ -64,6 +64,7 @@ class ClientConnection(asyncio.Protocol):
         self._server = server
         self._limits = server.limits
         self._loop = server.loop
+        self._now_s = server.now_s
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpRequestParser(self)
         self._waiting: deque[tuple[Request, bool]] = deque()
@@ -72,10 +73,11 @@ class ClientConnection(asyncio.Protocol):
         self._busy = False
         self._keep_alive = True
         self._chunked = True
+        self._bodyless = False
         self._closing = False
         self._in_headers = False
         self._header_bytes = 0
-        self.deadline_s = self._loop.time() + self._limits.header_s
+        self.deadline_s = self._now_s() + self._limits.header_s
         self._reset()
 
     def _reset(self) -> None:
@@ -101,11 +103,9 @@ class ClientConnection(asyncio.Protocol):
         if self._closing:
             return
         if not self._arrived_s:
-            self._arrived_s = self._loop.time()
+            self._arrived_s = self._now_s()
             self._in_headers = True
             self._wait_for_client(self._limits.header_s)
-        if self._in_headers:
-            self._header_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -114,8 +114,8 @@ class ClientConnection(asyncio.Protocol):
             raise  # a fault of ours, not of the client
         except httptools.HttpParserError as error:
             self.refuse(400, f"malformed HTTP request: {error}")
-        if self._in_headers and self._header_bytes > self._limits.header_bytes:
-            self.refuse(431, f"request headers are larger than {self._limits.header_bytes} bytes")
+        if self._in_headers:
+            self._count_header(len(data))
 
     def eof_received(self) -> bool:
         return False
@@ -129,7 +129,7 @@ class ClientConnection(asyncio.Protocol):
             self._task.cancel("the client left")
 
     def pause_writing(self) -> None:
-        self.deadline_s = self._loop.time() + self._limits.send_s
+        self.deadline_s = self._now_s() + self._limits.send_s
         if self._flow is not None:
             self._flow.pause()
 
@@ -142,20 +142,27 @@ class ClientConnection(asyncio.Protocol):
 
     def on_url(self, url: bytes) -> None:
         self._target += url
+        self._count_header(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
         seen = self._headers.get(name)
         self._headers[name] = value if seen is None else seen + b", " + value
+        self._count_header(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
         self._wait_for_client(self._limits.body_s)
         length = self._headers.get(b"content-length", b"0")
-        if self._parser.get_http_version() == "1.1" and b"host" not in self._headers:
-            self.refuse(400, "an HTTP/1.1 request needs a Host header")
+        version = self._parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            self.refuse(400, f"this server speaks HTTP/1.1, not {version}")
+        elif version == "1.1" and b"host" not in self._headers:
+            self.refuse(400, "a request needs a Host header")
         elif length.isdigit() and int(length) > self._limits.body_bytes:
             self._refuse_large_body()
+        elif self._parser.should_upgrade():
+            self.refuse(400, "this server does not upgrade connections")
         elif b"expect" in self._headers:
             self._answer_expectation(self._headers[b"expect"])
 
@@ -176,7 +183,7 @@ class ClientConnection(asyncio.Protocol):
             self._target,
             self._headers,
             self._body[0] if len(self._body) == 1 else b"".join(self._body),
-            self._arrived_s or self._loop.time(),
+            self._arrived_s or self._now_s(),
         )
         keep_alive = self._parser.should_keep_alive()
         modern = self._parser.get_http_version() == "1.1"
@@ -191,7 +198,8 @@ class ClientConnection(asyncio.Protocol):
 
     def respond(self, status: int, body: bytes, content_type: bytes = b"application/json", extra: Headers = ()) -> None:
         """Send a whole answer."""
-        self._write(b"%b\r\n%b" % (self._head(status, content_type, extra, b"content-length: %d" % len(body)), body))
+        head = self._head(status, content_type, extra, b"content-length: %d" % len(body))
+        self._write(b"%b\r\n%b" % (head, b"" if self._bodyless else body))
         self._finished()
 
     def start(self, status: int, content_type: bytes, first: bytes, flow: Flow, extra: Headers = ()) -> None:
@@ -256,6 +264,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _begin(self, request: Request, keep_alive: bool, modern: bool) -> None:
         self._busy = True
+        self._bodyless = request.method == b"HEAD"
         self.deadline_s = float("inf")
         self._chunked = modern
         # A stream to an HTTP/1.0 client has no chunks, so only closing can end it.
@@ -299,7 +308,14 @@ class ClientConnection(asyncio.Protocol):
     def _wait_for_client(self, for_s: float) -> None:
         """While an answer is being made, only its writing has a deadline."""
         if not self._busy:
-            self.deadline_s = self._loop.time() + for_s
+            self.deadline_s = self._now_s() + for_s
+
+    def _count_header(self, size_bytes: int) -> None:
+        """Bounds both what the parser has told us and what it still gathers; counting some of it twice is harmless
+        because the limit is far above any sensible header."""
+        self._header_bytes += size_bytes
+        if self._header_bytes > self._limits.header_bytes:
+            self.refuse(431, f"request headers are larger than {self._limits.header_bytes} bytes")
 
     def _answer_expectation(self, expectation: bytes) -> None:
         if expectation.lower() != b"100-continue":
@@ -318,13 +334,13 @@ class ClientConnection(asyncio.Protocol):
         self._closing = True
         if self._transport is not None:
             self._transport.close()
-        self.deadline_s = self._loop.time() + self._limits.send_s
+        self.deadline_s = self._now_s() + self._limits.send_s
 
     def _linger(self) -> None:
         """Close our side and discard what still arrives: closing at once would reset the connection, and the client
         could lose the answer that tells it what was wrong."""
         self._closing = True
-        self.deadline_s = self._loop.time() + LINGER_S
+        self.deadline_s = self._now_s() + LINGER_S
         if self._transport is not None and self._transport.can_write_eof():
             self._transport.write_eof()
         else:
@@ -340,12 +356,14 @@ class HttpServer:
         refusal: Callable[[int, str], bytes],
         limits: Limits,
         loop: asyncio.AbstractEventLoop,
+        now_s: Callable[[], float],
         wall_clock_s: Callable[[], float],
     ) -> None:
         self.handler = handler
         self.refusal = refusal
         self.limits = limits
         self.loop = loop
+        self.now_s = now_s
         self.date = b""
         self._wall_clock_s = wall_clock_s
         self._connections: set[ClientConnection] = set()
@@ -392,7 +410,7 @@ class HttpServer:
         while True:
             await asyncio.sleep(every_s)
             self._tick()
-            now_s = self.loop.time()
+            now_s = self.now_s()
             for connection in [each for each in self._connections if each.deadline_s < now_s]:
                 connection.expire()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from controller.router.http import ClientConnection
+from controller.router.http import ClientConnection, Headers
 from engines.client import answered_error
 from engines.errors import EngineError, EngineUnreachable
 from engines.http1 import Exchange
@@ -34,7 +34,7 @@ class Refused(Exception):
 
 
 class Delivery:
-    """What one client got of one answer, over all the engines that worked on it. Times are loop times."""
+    """What one client got of one answer, over all the engines that worked on it. Times are monotonic seconds."""
 
     __slots__ = ("_kept", "_kept_bytes", "_resume_bytes", "events", "first_s", "last_s", "timings")
 
@@ -76,15 +76,18 @@ class StreamRelay:
         self,
         client: ClientConnection,
         delivery: Delivery,
-        loop: asyncio.AbstractEventLoop,
+        done: asyncio.Future[None],
+        now_s: Callable[[], float],
         on_first: Callable[[], None],
+        headers: Headers = (),
     ) -> None:
-        self.done: asyncio.Future[None] = loop.create_future()
+        self.done = done
         self.exchange: Exchange | None = None
         self._client = client
         self._delivery = delivery
-        self._loop = loop
+        self._now_s = now_s
         self._on_first = on_first
+        self._extra = headers
         self._status = 0
         self._headers: Mapping[bytes, bytes] = {}
         self._tail = b""
@@ -105,7 +108,7 @@ class StreamRelay:
             data = self._take_timings(data)
         if not data:
             return
-        self._delivery.passed_on(data, self._loop.time())
+        self._delivery.passed_on(data, self._now_s())
         if self._begun:
             self._client.write(data)
         else:
@@ -138,7 +141,7 @@ class StreamRelay:
     def _begin(self, first: bytes) -> None:
         self._begun = True
         self._on_first()
-        self._client.start(200, self._headers.get(b"content-type", b"text/event-stream"), first, self)
+        self._client.start(200, self._headers.get(b"content-type", b"text/event-stream"), first, self, self._extra)
 
     def _take_timings(self, data: bytes) -> bytes:
         """Cut the timings event out of whole events. JSON cannot hold a raw newline, so text cannot forge one."""
@@ -153,8 +156,8 @@ class StreamRelay:
 class PlainRelay:
     """Sink of one plain `start_generate`: gathers the answer. `done` as for `StreamRelay`."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.done: asyncio.Future[None] = loop.create_future()
+    def __init__(self, done: asyncio.Future[None]) -> None:
+        self.done = done
         self.content = b""
         self.content_type = b"application/json"
         self.timings: EngineTimings | None = None

@@ -13,8 +13,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from controller.metrics import RouterMetrics
 from controller.router.board import Board
 from controller.router.call import Call, Desk, Generate
-from controller.router.fleet import Engine
-from controller.router.http import ClientConnection, Request
+from controller.router.fleet import Engine, Lease
+from controller.router.http import ClientConnection, Headers, Request
 from controller.router.openai import APIS, ApiError, parse
 from controller.router.patterns import data_parallel
 from controller.router.records import Recorder
@@ -200,7 +200,7 @@ class Service:
         lease = call.hold(engine, max(1, call.prompt_tokens - step.begin))
         try:
             if call.asked.stream:
-                await self._stream(call, step, engine, StreamRelay(client, delivery, self._loop, lease.prefilled))
+                await self._stream(call, step, engine, self._stream_relay(call, client, delivery, lease))
                 client.end()
             else:
                 await self._plain(call, step, engine, client, delivery)
@@ -217,6 +217,10 @@ class Service:
         finally:
             lease.release()
 
+    def _stream_relay(self, call: Call, client: ClientConnection, delivery: Delivery, lease: Lease) -> StreamRelay:
+        done = self._loop.create_future()
+        return StreamRelay(client, delivery, done, self._desk.now_s, lease.prefilled, _named(call))
+
     async def _stream(self, call: Call, step: Generate, engine: Engine, relay: StreamRelay) -> None:
         exchange = relay.exchange = self._start(call, step, engine, relay)
         try:
@@ -227,15 +231,15 @@ class Service:
     async def _plain(
         self, call: Call, step: Generate, engine: Engine, client: ClientConnection, delivery: Delivery
     ) -> None:
-        relay = PlainRelay(self._loop)
+        relay = PlainRelay(self._loop.create_future())
         exchange = self._start(call, step, engine, relay)
         try:
             await relay.done
         finally:
             exchange.abort()
         delivery.timings = relay.timings
-        delivery.first_s = delivery.last_s = self._loop.time()
-        client.respond(200, relay.content, relay.content_type, [(b"x-request-id", call.request_id.encode())])
+        delivery.first_s = delivery.last_s = self._desk.now_s()
+        client.respond(200, relay.content, relay.content_type, _named(call))
 
     def _start(self, call: Call, step: Generate, engine: Engine, relay: StreamRelay | PlainRelay) -> Exchange:
         return engine.client.start_generate(
@@ -305,7 +309,7 @@ class Service:
                 log.warning("abort_failed", engine=engine_id, request_id=request_id, error=error.message)
 
     def _record(self, call: Call, request: Request, delivery: Delivery, ended: Ended) -> RequestRecord:
-        now_s = self._loop.time()
+        now_s = self._desk.now_s()
         facts, timings = call.facts, delivery.timings
         output_tokens = delivery.output_tokens if delivery.first_s is not None else None
         tpot_s = None
@@ -361,6 +365,10 @@ def _for_client(error: EngineError) -> ApiError:
     if isinstance(error, EngineUnreachable):
         return ApiError(502, "every engine that was tried failed", code="engine_failed")
     return ApiError(error.status, error.message, code=error.code, retry_after_s=error.retry_after_s)
+
+
+def _named(call: Call) -> Headers:
+    return ((b"x-request-id", call.request_id.encode()),)
 
 
 def _no_such_page(path: bytes, method: bytes, *, known: bool) -> ApiError:

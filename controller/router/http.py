@@ -19,6 +19,7 @@ from controller.settings import Limits
 
 HIGH_WATER_BYTES = 64 * 1024
 LINGER_S = 2.0
+SEPARATORS_BYTES = len(": \r\n")
 REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -148,7 +149,7 @@ class ClientConnection(asyncio.Protocol):
         name = name.lower()
         seen = self._headers.get(name)
         self._headers[name] = value if seen is None else seen + b", " + value
-        self._count_header(len(name) + len(value))
+        self._count_header(len(name) + len(value) + SEPARATORS_BYTES)
 
     def on_headers_complete(self) -> None:
         self._in_headers = False

@@ -34,6 +34,16 @@ class Keys:
         return self.prefix + "decisions"
 
     @property
+    def plans(self) -> str:
+        """Stream of the plans issued so far."""
+        return self.prefix + "plans"
+
+    @property
+    def migrations(self) -> str:
+        """Stream of the context-cache migrations that operators asked for."""
+        return self.prefix + "migrations"
+
+    @property
     def engines(self) -> str:
         """Prefix of all engine heartbeats."""
         return self.prefix + "engine:"

@@ -275,7 +275,7 @@ async def test_a_client_that_catches_up_resumes_the_flow(connect, echo):
         await asyncio.wait_for(raw.reader.readexactly(200 * 65536), 10)
     assert echo.paused == 3
     async with asyncio.timeout(10):
-        while echo.resumed < 3:  # noqa: ASYNC110 - the flow has no event to wait for
+        while echo.resumed < 3:
             await raw.reader.read(65536)
 
 

@@ -1,0 +1,34 @@
+"""What every test may use: a real Redis for the session, emptied for each test, and free ports."""
+
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import pytest_asyncio
+from redis import Redis
+
+from controller.embedded import EmbeddedRedis, embedded_redis, find_server
+from controller.embedded import free_port as find_free_port
+
+
+def pytest_report_header() -> str:
+    return find_server().source
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def redis_server() -> AsyncIterator[EmbeddedRedis]:
+    """Shared by all tests: do not stop it. A test that wants a Redis to die starts one with `embedded_redis()`."""
+    async with embedded_redis() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: EmbeddedRedis) -> str:
+    """The address of an empty Redis."""
+    with Redis.from_url(redis_server.url) as client:
+        client.flushall()
+    return redis_server.url
+
+
+@pytest.fixture
+def free_port() -> Callable[[], int]:
+    return find_free_port

@@ -1,6 +1,8 @@
 """What a router exports to Prometheus. The registry is given; label values are bounded by settings and enums."""
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections import Counter as Counted
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -13,15 +15,50 @@ TPOT_BUCKETS_S = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 
 E2E_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 20, 30, 45, 60, 120, 300)
 
 
+class _Tally:
+    """A histogram's observations between two folds. Counting here costs a tenth of observing in the library, which
+    locks and walks its buckets each time and has no call for many observations at once."""
+
+    def __init__(self, series: Histogram, bounds: Sequence[float]) -> None:
+        self._series = series
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def fold(self) -> None:
+        """Hand everything to the library and begin anew."""
+        for at, count in enumerate(self._counts):
+            if count:
+                self._series._buckets[at].inc(count)
+                self._counts[at] = 0
+        self._series._sum.inc(self._sum)
+        self._sum = 0.0
+
+
 class _OfClass:
     """The series of one SLO class, looked up once: finding a labelled child costs more than counting on it."""
 
     def __init__(self, metrics: "RouterMetrics", slo_class: str) -> None:
-        self.by_outcome = {outcome: metrics.requests.labels(slo_class, outcome.value) for outcome in Outcome}
-        self.good = metrics.good.labels(slo_class)
-        self.ttft = metrics.ttft.labels(slo_class)
-        self.tpot = metrics.tpot.labels(slo_class)
-        self.e2e = metrics.e2e.labels(slo_class)
+        self._by_outcome = {outcome: metrics.requests.labels(slo_class, outcome.value) for outcome in Outcome}
+        self._good = metrics.good.labels(slo_class)
+        self.outcomes: Counted[Outcome] = Counted()
+        self.good = 0
+        self.ttft = _Tally(metrics.ttft.labels(slo_class), TTFT_BUCKETS_S)
+        self.tpot = _Tally(metrics.tpot.labels(slo_class), TPOT_BUCKETS_S)
+        self.e2e = _Tally(metrics.e2e.labels(slo_class), E2E_BUCKETS_S)
+
+    def fold(self) -> None:
+        for outcome, count in self.outcomes.items():
+            self._by_outcome[outcome].inc(count)
+        self.outcomes.clear()
+        self._good.inc(self.good)
+        self.good = 0
+        for tally in (self.ttft, self.tpot, self.e2e):
+            tally.fold()
 
 
 class RouterMetrics:
@@ -97,11 +134,11 @@ class RouterMetrics:
 
     def finished(self, record: RequestRecord, slo: Slo) -> None:
         series = self._classes.get(record.slo_class) or self._new_class(record.slo_class)
-        series.by_outcome[record.outcome].inc()
+        series.outcomes[record.outcome] += 1
         if record.outcome is not Outcome.OK:
             return
         if slo.met(record.ttft_s, record.tpot_s):
-            series.good.inc()
+            series.good += 1
         series.e2e.observe(record.e2e_s)
         if record.ttft_s is not None:
             series.ttft.observe(record.ttft_s)
@@ -109,6 +146,11 @@ class RouterMetrics:
             series.tpot.observe(record.tpot_s)
         if record.transferred_bytes:
             self.transferred.inc(record.transferred_bytes)
+
+    def fold(self) -> None:
+        """Bring everything counted since the last fold into the registry; call it before a scrape and now and then."""
+        for series in self._classes.values():
+            series.fold()
 
     def _new_class(self, slo_class: str) -> _OfClass:
         series = self._classes[slo_class] = _OfClass(self, slo_class)

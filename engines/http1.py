@@ -14,7 +14,8 @@ import httptools
 
 from engines.errors import EngineTimeout, EngineUnreachable
 
-HIGH_WATER_BYTES = 256 * 1024
+SWEEP_S = 0.05
+"""How late a time-out may fire."""
 
 
 class Sink(Protocol):
@@ -40,12 +41,11 @@ class Connection(asyncio.Protocol):
         self._pool = pool
         self._loop = pool.loop
         self._transport: asyncio.Transport | None = None
-        self._parser: httptools.HttpResponseParser | None = None
+        self._parser = httptools.HttpResponseParser(self)
         self._sink: Sink | None = None
         self._headers: dict[bytes, bytes] = {}
-        self._timer: asyncio.TimerHandle | None = None
         self._idle_s = 0.0
-        self._deadline = 0.0
+        self.deadline_s = 0.0
         self.reused = False
         self.heard = False
         self.closed = False
@@ -58,8 +58,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard = True
-        self._deadline = self._loop.time() + self._idle_s
-        if self._parser is None:
+        self.deadline_s = self._loop.time() + self._idle_s
+        if self._sink is None:
             self.close()  # an engine that speaks unasked cannot be trusted with the next request
             return
         try:
@@ -81,7 +81,7 @@ class Connection(asyncio.Protocol):
         self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        if self._sink is not None and self._parser is not None:
+        if self._sink is not None:
             self._sink.on_head(self._parser.get_status_code(), self._headers)
 
     def on_body(self, body: bytes) -> None:
@@ -89,11 +89,12 @@ class Connection(asyncio.Protocol):
             self._sink.on_body(body)
 
     def on_message_complete(self) -> None:
-        parser, sink = self._parser, self._sink
-        if sink is None or parser is None or parser.get_status_code() < 200:
+        sink = self._sink
+        if sink is None or self._parser.get_status_code() < 200:
             return
-        self._forget_exchange()
-        if parser.should_keep_alive():
+        self._sink = None
+        self._pool.over(self)
+        if self._parser.should_keep_alive():
             self._pool.give_back(self)
         else:
             self.close()
@@ -108,52 +109,38 @@ class Connection(asyncio.Protocol):
         self._sink = sink
         self.heard = False
         self._idle_s = idle_s
-        # A parser per exchange: after an answer that ends with the connection, an old one refuses more data.
-        self._parser = httptools.HttpResponseParser(self)
-        self._deadline = self._loop.time() + first_byte_s
-        self._timer = self._loop.call_at(self._deadline, self._check_deadline)
+        self.deadline_s = self._loop.time() + first_byte_s
+        self._pool.begun(self)
         self._transport.write(request)
 
     def pause(self) -> None:
         """Stop reading: whoever the answer is for is slower than the engine. The idle time-out stops too."""
         if self._transport is not None and not self.closed:
             self._transport.pause_reading()
-            self._deadline = float("inf")
+            self.deadline_s = float("inf")
 
     def resume(self) -> None:
         if self._transport is not None and not self.closed:
             self._transport.resume_reading()
-            self._deadline = self._loop.time() + self._idle_s
-            self._check_deadline()
+            self.deadline_s = self._loop.time() + self._idle_s
 
     def close(self) -> None:
         """Drop the connection and whatever runs on it, without telling the sink."""
-        self._forget_exchange()
+        self._sink = None
         self.closed = True
+        self._pool.over(self)
         if self._transport is not None:
             self._transport.abort()
 
-    def _check_deadline(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._sink is None or self._deadline == float("inf"):
-            self._timer = None
-        elif self._loop.time() < self._deadline:
-            self._timer = self._loop.call_at(self._deadline, self._check_deadline)
-        else:
-            self._fail(EngineTimeout("the engine sent nothing for too long"))
+    def expire(self) -> None:
+        """The deadline has passed."""
+        self._fail(EngineTimeout("the engine sent nothing for too long"))
 
     def _fail(self, error: EngineUnreachable) -> None:
         sink = self._sink
         self.close()
         if sink is not None:
             sink.on_lost(error)
-
-    def _forget_exchange(self) -> None:
-        self._sink = self._parser = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
 
 class Pool:
@@ -168,6 +155,8 @@ class Pool:
         self._idle: deque[Connection] = deque()
         self._open: set[Connection] = set()
         self._emptied = asyncio.Event()
+        self._busy: set[Connection] = set()
+        self._sweep: asyncio.TimerHandle | None = None
 
     def idle(self) -> Connection | None:
         """The most recently used idle connection, if there is one; the caller owns it until its exchange ends."""
@@ -190,6 +179,21 @@ class Pool:
         self._open.add(connection)
         return connection
 
+    def begun(self, connection: Connection) -> None:
+        """Watch the deadline of an exchange. One sweep for all of them is cheaper than a timer each."""
+        self._busy.add(connection)
+        if self._sweep is None:
+            self._sweep = self.loop.call_later(SWEEP_S, self._enforce_deadlines)
+
+    def over(self, connection: Connection) -> None:
+        self._busy.discard(connection)
+
+    def _enforce_deadlines(self) -> None:
+        now_s = self.loop.time()
+        for connection in [each for each in self._busy if each.deadline_s < now_s]:
+            connection.expire()
+        self._sweep = self.loop.call_later(SWEEP_S, self._enforce_deadlines) if self._busy else None
+
     def give_back(self, connection: Connection) -> None:
         if len(self._idle) < self._max_idle:
             self._idle.append(connection)
@@ -208,6 +212,8 @@ class Pool:
             connection.close()
         if self._open:
             await self._emptied.wait()
+        if self._sweep is not None:
+            self._sweep.cancel()
 
 
 class Exchange:

@@ -24,7 +24,7 @@ class Outcome(enum.StrEnum):
     FAILED = "failed"
 
 
-class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One finished request as the client saw it."""
 
     request_id: str

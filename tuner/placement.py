@@ -8,6 +8,7 @@ import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engines.types import Role
 from tuner.plan import SPLIT_PATTERNS, Admission, Plan, Policy
@@ -54,8 +55,7 @@ class EngineView:
         return (self.pending_prefill_tokens + tokens) / self.prefill_tokens_per_s
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementRequest:
+class PlacementRequest(NamedTuple):
     """`cached_tokens` is a hint from the prefix index; engines have the last word when they match the prompt."""
 
     prompt_tokens: int
@@ -68,8 +68,7 @@ class PlacementRequest:
         return max(1, self.prompt_tokens - self.cached_tokens.get(engine_id, 0))
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Engines to decode on, best first, and where the prompt is split; no `prefill` means no split."""
 
     decode: tuple[str, ...]
@@ -172,7 +171,6 @@ def _rank_prefill(request: PlacementRequest, engines: list[EngineView], decode: 
 
 def _best(engines: list[EngineView], cost: Callable[[EngineView], float | tuple[bool, bool, int]]) -> list[EngineView]:
     """The cheapest engines, in order; equal ones keep the order they were given in."""
-    if len(engines) <= 1:
-        return engines
-    order = heapq.nsmallest(MAX_CANDIDATES, ((cost(view), at) for at, view in enumerate(engines)))
-    return [engines[at] for _, at in order]
+    if len(engines) <= MAX_CANDIDATES:
+        return sorted(engines, key=cost)
+    return heapq.nsmallest(MAX_CANDIDATES, engines, key=cost)

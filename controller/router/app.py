@@ -94,7 +94,7 @@ class RunningRouter:
 async def router(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
     """A serving router. Everything it starts ends with the context, in reverse order."""
     loop = asyncio.get_running_loop()
-    registry, exposition = _registry()
+    registry, exposed = _registry()
     metrics = RouterMetrics(registry)
     keys = Keys(settings.model)
     async with AsyncExitStack() as stack:
@@ -106,18 +106,18 @@ async def router(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
         errands = await stack.enter_async_context(_Background(ERRAND_S))
         desk = _desk(settings, loop)
         board = Board(load_patterns(), metrics, desk.fleet.apply)
-        service = Service(settings, desk, board, recorder, metrics, exposition, errands.start, time.time)
+        service = Service(settings, desk, board, recorder, metrics, exposed, errands.start, time.time)
         http = HttpServer(service, _refusal, settings.limits, loop, time.monotonic, time.time)
         _follow_gauges(metrics, service, desk, http, recorder)
         server = await _listen(settings, http, loop)
         stack.push_async_callback(_close, server, http)
         running = RunningRouter(service, http, server, _url(settings, server))
         tasks.start(http.sweep())
+        tasks.start(recorder.run())
         heartbeats = Heartbeats(store, keys) if store is not None else None
         tasks.start(desk.fleet.run(heartbeats, settings.heartbeat_s))
         if store is not None:
             tasks.start(board.follow(store, keys))
-            tasks.start(recorder.run())
             tasks.start(_heartbeat(settings, store, keys, board, running))
         _announce(settings, running.url)
         yield running

@@ -31,16 +31,13 @@ class Board:
         self.slos = BOOTSTRAP_SLOS
         self.apply_plan(BOOTSTRAP_PLAN)
 
-    @property
-    def pattern(self) -> Pattern:
-        return self._patterns[self.plan.pattern]
-
     def apply_plan(self, plan: Plan) -> None:
         """Put a whole plan in force. Raises `BadDocument` for a pattern that is not installed here."""
         if plan.pattern not in self._patterns:
             known = ", ".join(sorted(self._patterns))
             raise BadDocument(f"pattern: '{plan.pattern}' is not installed on this router; it has {known}")
         self.plan = plan
+        self.pattern = self._patterns[plan.pattern]
         self._metrics.plan_applied(plan)
         self._on_plan(plan)
         self._news.set()

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import structlog
 
@@ -16,8 +17,8 @@ from engines.client import Prompt, Trace
 from engines.errors import Draining, EngineError, EngineTimeout, EngineUnreachable, NoKvRoom, TransferFailed
 from engines.protocol import PrepRecvAnswer, ResumedChoice
 from tuner.placement import Placement, PlacementRequest, Verdict, admit, place
-from tuner.plan import Plan
-from tuner.prefix import BLOCK_BYTES, PrefixIndex
+from tuner.plan import Admission, Plan
+from tuner.prefix import BLOCK_BYTES, PrefixIndex, block_hashes
 from tuner.slo import Slo
 
 log = structlog.get_logger()
@@ -39,33 +40,17 @@ class Reservation:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Generate:
+class Generate(NamedTuple):
     """A pattern's last step: decode on this engine, which holds `prompt[:begin]` (as far as the router knows)."""
 
     engine_id: str
     begin: int = 0
 
 
+NOWHERE = Placement(decode=())
+
 Pattern = Callable[["Call"], AsyncGenerator[Generate, None]]
 """A short program of microserving steps; see `controller.router.patterns`."""
-
-
-@dataclass(slots=True)
-class Facts:
-    """What happened to a request, for its record."""
-
-    waited_s: float = 0.0
-    prefill_engine: str | None = None
-    decode_engine: str | None = None
-    split_begin: int | None = None
-    split_end: int | None = None
-    transferred_bytes: int | None = None
-    transfer_failures: int = 0
-    prefill_s: float | None = None
-    transfer_s: float | None = None
-    attempts: int = 0
-    resumed: int = 0
 
 
 @dataclass(slots=True)
@@ -83,41 +68,94 @@ class Desk:
     turn: int = 0
 
 
-@dataclass(slots=True)
 class Call:
-    """One request. Patterns read `prompt_tokens` and `placement`, and call `reserve`, `send_kv` and `generate`."""
+    """One request. Patterns read `prompt_tokens` and `placement`, and call `reserve`, `send_kv` and `generate`.
 
-    request_id: str
-    asked: Asked
-    plan: Plan
-    pattern: Pattern
-    slo_class: str
-    slo: Slo
-    trace: Trace | None
-    hashes: list[int]
-    desk: Desk
-    prompt: Prompt | None = None
-    placement: Placement = field(default_factory=lambda: Placement(decode=()))
-    facts: Facts = field(default_factory=Facts)
-    resume: list[ResumedChoice] | None = None
-    keep_whole: bool = False
-    """Set when the split cannot be done for this prompt: one engine then answers, or says what is wrong with it."""
-    _avoid: set[str] = field(default_factory=set)
-    _touched: set[str] = field(default_factory=set)
-    _leases: list[Lease] = field(default_factory=list)
-    _turn: int = 0
+    Made once per request on the hot path: what most requests never need is shared or made when it is.
+    """
+
+    __slots__ = (
+        "_avoid",
+        "_leases",
+        "_touched",
+        "_turn",
+        "asked",
+        "attempts",
+        "decode_engine",
+        "desk",
+        "hashes",
+        "keep_whole",
+        "pattern",
+        "placement",
+        "plan",
+        "prefill_engine",
+        "prefill_s",
+        "prompt",
+        "prompt_tokens",
+        "request_id",
+        "resume",
+        "resumed",
+        "slo",
+        "slo_class",
+        "split_begin",
+        "split_end",
+        "trace",
+        "transfer_failures",
+        "transfer_s",
+        "transferred_bytes",
+        "waited_s",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        asked: Asked,
+        plan: Plan,
+        pattern: "Pattern",
+        slo_class: str,
+        slo: Slo,
+        trace: Trace | None,
+        desk: Desk,
+    ) -> None:
+        self.request_id = request_id
+        self.asked = asked
+        self.plan = plan
+        self.pattern = pattern
+        self.slo_class = slo_class
+        self.slo = slo
+        self.trace = trace
+        self.desk = desk
+        self.hashes = block_hashes(asked.content)
+        self.prompt: Prompt | None = None
+        self.prompt_tokens = asked.estimated_tokens()
+        """Exact once `tokenize` ran, before that an estimate from the prompt's size."""
+        self.placement = NOWHERE
+        self.resume: list[ResumedChoice] | None = None
+        self.keep_whole = False
+        """Set when the split cannot be done for this prompt: one engine then answers, or says what is wrong."""
+        self.attempts = 0
+        self.resumed = 0
+        self.waited_s = 0.0
+        self.prefill_engine: str | None = None
+        self.decode_engine: str | None = None
+        self.split_begin: int | None = None
+        self.split_end: int | None = None
+        self.transferred_bytes: int | None = None
+        self.transfer_failures = 0
+        self.prefill_s: float | None = None
+        self.transfer_s: float | None = None
+        self._avoid: frozenset[str] = frozenset()
+        self._touched: frozenset[str] = frozenset()
+        self._leases: tuple[Lease, ...] = ()
+        self._turn = 0
 
     # steps for patterns
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Exact once `tokenize` ran, before that an estimate from the prompt's size."""
-        return self.prompt.tokens if self.prompt is not None else self.asked.estimated_tokens()
 
     async def tokenize(self) -> Prompt:
         """The prompt's token ids, made at most once per request."""
         if self.prompt is None:
             self.prompt = await self.desk.tokens.encode(self.asked, self.desk.fleet)
+            self.prompt_tokens = self.prompt.tokens
         return self.prompt
 
     async def reserve(self, end: int) -> Reservation:
@@ -151,12 +189,12 @@ class Call:
                 await self._send_from(self.desk.fleet[engines[0]], reservation)
                 return True
             except (TransferFailed, EngineUnreachable, Draining) as error:
-                self.facts.transfer_failures += 1
+                self.transfer_failures += 1
                 log.warning("transfer_failed", request_id=self.request_id, engine=engines[0], error=error.message)
                 if not isinstance(error, TransferFailed | EngineTimeout):
                     engines.pop(0)
             except EngineError as error:
-                self.facts.transfer_failures += 1
+                self.transfer_failures += 1
                 log.warning("transfer_refused", request_id=self.request_id, engine=engines[0], error=error.message)
                 break
         return False
@@ -175,6 +213,8 @@ class Call:
 
     async def admit(self) -> None:
         """Apply the plan's admission; raises `ApiError` for what is shed or cannot get in."""
+        if self.plan.knobs.admission is Admission.OFF:
+            return
         waited = False
         while self.placement.decode:
             engine = self.desk.fleet[self.placement.decode[0]]
@@ -191,34 +231,34 @@ class Call:
         """Wait in the router's queue, then place again."""
         began_s = self.desk.now_s()
         try:
-            await self.desk.room.wait(self.desk.limits.queue_s - self.facts.waited_s, first=first)
+            await self.desk.room.wait(self.desk.limits.queue_s - self.waited_s, first=first)
         except (QueueFull, TimeoutError):
             raise ApiError(429, "no room: try again later", code="no_room", retry_after_s=1) from None
         finally:
-            self.facts.waited_s += self.desk.now_s() - began_s
+            self.waited_s += self.desk.now_s() - began_s
         self.replace()
 
     def hold(self, engine: Engine, prefill_tokens: int) -> Lease:
         """Count this request on an engine until `release`."""
         lease = Lease(engine, prefill_tokens)
-        self._leases.append(lease)
-        self._touched.add(engine.engine_id)
+        self._leases += (lease,)
+        self._touched |= {engine.engine_id}
         return lease
 
     def avoid(self, engine_id: str) -> None:
-        self._avoid.add(engine_id)
+        self._avoid |= {engine_id}
 
     def release(self) -> None:
         """Give every lease back and let a waiting request try; safe to call more than once."""
         for lease in self._leases:
             lease.release()
-        self._leases.clear()
+        self._leases = ()
         self.desk.room.wake()
 
     @property
     def touched(self) -> frozenset[str]:
         """Engines that may hold something for this request."""
-        return frozenset(self._touched)
+        return self._touched
 
     # inside
 
@@ -226,7 +266,7 @@ class Call:
         """A reservation on this engine, or `None` if it has no room, no transfer slot or no answer."""
         if engine.own_transfers >= self.plan.knobs.max_inflight_transfers:
             return None
-        self._touched.add(engine.engine_id)
+        self._touched |= {engine.engine_id}
         prompt = await self.tokenize()
         try:
             answer = await engine.client.prep_recv(self.request_id, prompt, end, RESERVATION_TTL_S, self.trace)
@@ -240,7 +280,7 @@ class Call:
 
     def _reserved(self, engine: Engine, answer: PrepRecvAnswer, end: int) -> Reservation:
         begin = answer.prefix_matched_length
-        self.facts.split_begin, self.facts.split_end = begin, end
+        self.split_begin, self.split_end = begin, end
         return Reservation(engine.engine_id, answer.kv_addr_info, begin, end)
 
     async def _send_from(self, sender: Engine, reservation: Reservation) -> None:
@@ -262,9 +302,9 @@ class Call:
             receiver.own_transfers -= 1
             lease.release()
             self.desk.room.wake()
-        self.facts.prefill_engine = sender.engine_id
-        self.facts.transferred_bytes = answer.bytes
-        self.facts.prefill_s, self.facts.transfer_s = answer.prefill_s, answer.transfer_s
+        self.prefill_engine = sender.engine_id
+        self.transferred_bytes = answer.bytes
+        self.prefill_s, self.transfer_s = answer.prefill_s, answer.transfer_s
         sender.prefilled(reservation.end - answer.cached_length, answer.prefill_s - answer.queue_s)
         self.desk.prefixes.add(self.hashes, sender.engine_id)
 
@@ -277,7 +317,7 @@ class Call:
         return PlacementRequest(
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self._cached_tokens(),
-            avoid=frozenset(self._avoid),
+            avoid=self._avoid,
             splittable=self.prompt is not None and not self.keep_whole,
         )
 

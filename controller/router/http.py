@@ -8,7 +8,7 @@ can make the router hold is bounded, and every wait for a client has a deadline.
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Protocol
@@ -21,27 +21,25 @@ HIGH_WATER_BYTES = 64 * 1024
 LINGER_S = 2.0
 SEPARATORS_BYTES = len(": \r\n")
 REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
-Headers = Iterable[tuple[bytes, bytes]]
+Headers = bytes
+"""Further header lines, each ended by CRLF."""
 
 
 class Request:
     """A complete request. Header names are lower case; a header that came twice is joined with a comma."""
 
-    __slots__ = ("arrived_s", "body", "headers", "method", "target")
+    __slots__ = ("arrived_s", "body", "headers", "method", "path", "target")
 
     def __init__(
         self, method: bytes, target: bytes, headers: dict[bytes, bytes], body: bytes, arrived_s: float
     ) -> None:
         self.method = method
         self.target = target
+        self.path = target.partition(b"?")[0] if b"?" in target else target
         self.headers = headers
         self.body = body
         self.arrived_s = arrived_s
         """When its first byte was read, on the server's clock."""
-
-    @property
-    def path(self) -> bytes:
-        return self.target.partition(b"?")[0]
 
 
 class Flow(Protocol):
@@ -116,7 +114,8 @@ class ClientConnection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self.refuse(400, f"malformed HTTP request: {error}")
         if self._in_headers:
-            self._count_header(len(data))
+            self._header_bytes += len(data)
+            self._check_header_size()
 
     def eof_received(self) -> bool:
         return False
@@ -143,16 +142,17 @@ class ClientConnection(asyncio.Protocol):
 
     def on_url(self, url: bytes) -> None:
         self._target += url
-        self._count_header(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
         seen = self._headers.get(name)
         self._headers[name] = value if seen is None else seen + b", " + value
-        self._count_header(len(name) + len(value) + SEPARATORS_BYTES)
+        self._header_bytes += len(name) + len(value) + SEPARATORS_BYTES
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
+        self._header_bytes += len(self._target)
+        self._check_header_size()
         self._wait_for_client(self._limits.body_s)
         length = self._headers.get(b"content-length", b"0")
         version = self._parser.get_http_version()
@@ -197,13 +197,15 @@ class ClientConnection(asyncio.Protocol):
 
     # for the handler
 
-    def respond(self, status: int, body: bytes, content_type: bytes = b"application/json", extra: Headers = ()) -> None:
+    def respond(
+        self, status: int, body: bytes, content_type: bytes = b"application/json", extra: Headers = b""
+    ) -> None:
         """Send a whole answer."""
         head = self._head(status, content_type, extra, b"content-length: %d" % len(body))
         self._write(b"%b\r\n%b" % (head, b"" if self._bodyless else body))
         self._finished()
 
-    def start(self, status: int, content_type: bytes, first: bytes, flow: Flow, extra: Headers = ()) -> None:
+    def start(self, status: int, content_type: bytes, first: bytes, flow: Flow, extra: Headers = b"") -> None:
         """Begin a streamed answer with its first piece; `flow` is paused while the client is slow."""
         self._flow = flow
         framing = b"transfer-encoding: chunked" if self._chunked else b"cache-control: no-cache"
@@ -258,7 +260,7 @@ class ClientConnection(asyncio.Protocol):
         if not self._busy:
             body = self._server.refusal(status, sentence)
             length = b"content-length: %d" % len(body)
-            self._write(b"%b\r\n%b" % (self._head(status, b"application/json", (), length), body))
+            self._write(b"%b\r\n%b" % (self._head(status, b"application/json", b"", length), body))
         self._linger()
 
     # inside
@@ -291,14 +293,13 @@ class ClientConnection(asyncio.Protocol):
         self._begin(request, keep_alive, modern=True)
 
     def _head(self, status: int, content_type: bytes, extra: Headers, framing: bytes) -> bytes:
-        more = b"".join(b"%b: %b\r\n" % pair for pair in extra)
         closing = b"" if self._keep_alive else b"connection: close\r\n"
         return b"HTTP/1.1 %d %b\r\ndate: %b\r\ncontent-type: %b\r\n%b%b%b\r\n" % (
             status,
             REASONS.get(status, b"Unknown"),
             self._server.date,
             content_type,
-            more,
+            extra,
             closing,
             framing,
         )
@@ -311,10 +312,9 @@ class ClientConnection(asyncio.Protocol):
         if not self._busy:
             self.deadline_s = self._now_s() + for_s
 
-    def _count_header(self, size_bytes: int) -> None:
+    def _check_header_size(self) -> None:
         """Bounds both what the parser has told us and what it still gathers; counting some of it twice is harmless
         because the limit is far above any sensible header."""
-        self._header_bytes += size_bytes
         if self._header_bytes > self._limits.header_bytes:
             self.refuse(431, f"request headers are larger than {self._limits.header_bytes} bytes")
 

@@ -40,9 +40,11 @@ class ApiError(Exception):
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return msgspec.json.encode({"error": error})
 
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        extra = [(b"retry-after", b"%d" % max(1, round(self.retry_after_s)))] if self.retry_after_s is not None else []
-        return [*extra, (b"www-authenticate", b"Bearer")] if self.status == 401 else extra
+    def headers(self) -> bytes:
+        """Header lines that belong to this error."""
+        if self.status == 401:
+            return b"www-authenticate: Bearer\r\n"
+        return b"retry-after: %d\r\n" % max(1, round(self.retry_after_s)) if self.retry_after_s is not None else b""
 
 
 class Body(msgspec.Struct):

@@ -39,9 +39,10 @@ class Recorder:
         self._buffer.append(self._encode(record))
 
     async def run(self, every_s: float = 0.2) -> None:
-        """Send what has gathered until cancelled."""
+        """Send what has gathered, and bring metrics up to date, until cancelled."""
         while True:
             await asyncio.sleep(every_s)
+            self._metrics.fold()
             await self.flush()
 
     async def flush(self) -> None:

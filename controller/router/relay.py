@@ -15,6 +15,7 @@ from engines.client import answered_error
 from engines.errors import EngineError, EngineUnreachable
 from engines.http1 import Exchange
 from engines.protocol import TIMINGS_COMMENT, TIMINGS_HEADER, ResumedChoice
+from engines.records import Outcome
 from engines.types import EngineTimings
 
 EVENT_END = b"\n\n"
@@ -36,7 +37,18 @@ class Refused(Exception):
 class Delivery:
     """What one client got of one answer, over all the engines that worked on it. Times are monotonic seconds."""
 
-    __slots__ = ("_kept", "_kept_bytes", "_resume_bytes", "events", "first_s", "last_s", "timings")
+    __slots__ = (
+        "_kept",
+        "_kept_bytes",
+        "_resume_bytes",
+        "error_code",
+        "events",
+        "first_s",
+        "last_s",
+        "outcome",
+        "status",
+        "timings",
+    )
 
     def __init__(self, resume_bytes: int) -> None:
         self._resume_bytes = resume_bytes
@@ -46,6 +58,9 @@ class Delivery:
         self.first_s: float | None = None
         self.last_s = 0.0
         self.timings: EngineTimings | None = None
+        self.outcome = Outcome.OK
+        self.status = 200
+        self.error_code: str | None = None
 
     def passed_on(self, data: bytes, now_s: float) -> None:
         """Note that whole events went to the client."""
@@ -79,7 +94,7 @@ class StreamRelay:
         done: asyncio.Future[None],
         now_s: Callable[[], float],
         on_first: Callable[[], None],
-        headers: Headers = (),
+        headers: Headers = b"",
     ) -> None:
         self.done = done
         self.exchange: Exchange | None = None

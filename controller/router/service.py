@@ -3,8 +3,6 @@
 import asyncio
 import hmac
 from collections.abc import Callable, Coroutine
-from contextlib import aclosing
-from dataclasses import dataclass
 
 import msgspec
 import structlog
@@ -25,22 +23,13 @@ from engines.errors import EngineError, EngineTimeout, EngineUnreachable
 from engines.http1 import Exchange
 from engines.records import Outcome, RequestRecord
 from tuner.plan import SPLIT_PATTERNS
-from tuner.prefix import block_hashes, sketch
+from tuner.prefix import sketch
 
 log = structlog.get_logger()
 
 EVENT_STREAM = b"text/event-stream"
 RETRY_ELSEWHERE = frozenset({429, 500, 502, 503, 504})
 OUTCOMES = {"shed": Outcome.SHED, "no_room": Outcome.NO_ROOM}
-
-
-@dataclass(slots=True)
-class Ended:
-    """How a request ended."""
-
-    outcome: Outcome = Outcome.OK
-    status: int = 200
-    error_code: str | None = None
 
 
 class Service:
@@ -81,7 +70,7 @@ class Service:
             b"/v1/models": self._models,
             b"/health": lambda client: client.respond(200, b'{"status":"ok"}'),
             b"/ready": self._ready,
-            b"/metrics": lambda client: client.respond(200, self._exposition(), CONTENT_TYPE_LATEST.encode()),
+            b"/metrics": self._measurements,
         }
 
     def __call__(self, request: Request, client: ClientConnection) -> asyncio.Task[None] | None:
@@ -105,7 +94,6 @@ class Service:
 
     async def _serve(self, request: Request, client: ClientConnection) -> None:
         """One request's life: understand, place, answer; release and record whatever happens."""
-        ended = Ended()
         delivery = Delivery(self._resume_bytes)
         call: Call | None = None
         self._began()
@@ -114,15 +102,15 @@ class Service:
             await self._place(call)
             await self._answer(call, client, delivery)
         except (ApiError, Refused, EngineError) as error:
-            self._apologise(error, client, delivery, ended)
+            self._apologise(error, client, delivery)
         except asyncio.CancelledError:
-            ended.outcome, ended.status = Outcome.CLIENT_LEFT, 499
+            delivery.outcome, delivery.status = Outcome.CLIENT_LEFT, 499
             raise
         except Exception:
             log.exception("request_failed", request_id=call.request_id if call else None)
-            self._apologise(ApiError(500, "the router failed", code="internal"), client, delivery, ended)
+            self._apologise(ApiError(500, "the router failed", code="internal"), client, delivery)
         finally:
-            self._end(call, request, delivery, ended)
+            self._end(call, request, delivery)
 
     def _understand(self, request: Request) -> Call:
         asked = parse(request.path, request.body, self._model)
@@ -131,17 +119,10 @@ class Service:
         slo_class = slos.resolve(header.decode("latin-1") if header is not None else None)
         parent = request.headers.get(b"traceparent")
         self._served += 1
-        return Call(
-            request_id=f"{self._id_prefix}-{self._served:x}",
-            asked=asked,
-            plan=plan,
-            pattern=self._board.pattern,
-            slo_class=slo_class,
-            slo=slos.classes[slo_class],
-            trace=Trace(parent, request.headers.get(b"tracestate")) if parent is not None else None,
-            hashes=block_hashes(asked.content),
-            desk=self._desk,
-        )
+        trace = Trace(parent, request.headers.get(b"tracestate")) if parent is not None else None
+        request_id = f"{self._id_prefix}-{self._served:x}"
+        slo = slos.classes[slo_class]
+        return Call(request_id, asked, plan, self._board.pattern, slo_class, slo, trace, self._desk)
 
     async def _place(self, call: Call) -> None:
         """Tokenize if the pattern splits prompts, rank the engines, and pass admission."""
@@ -160,12 +141,12 @@ class Service:
         while True:
             if not call.placement.decode:
                 raise ApiError(503, "no engine is available", code="no_engine", retry_after_s=1)
-            call.facts.attempts += 1
+            call.attempts += 1
             try:
                 return await self._attempt(call, client, delivery)
             except EngineUnreachable as error:
                 log.warning("placement_failed", request_id=call.request_id, error=error.message)
-                if call.facts.attempts >= call.plan.knobs.max_attempts:
+                if call.attempts >= call.plan.knobs.max_attempts:
                     raise
                 self._metrics.retried.inc()
             except EngineError as error:
@@ -183,19 +164,23 @@ class Service:
             call.resume = delivery.resume()
             if call.resume is None:
                 raise EngineError("the stream broke off and is too long to be continued elsewhere")
-            call.facts.resumed += 1
+            call.resumed += 1
             self._metrics.resumed.inc()
             pattern = data_parallel
-        async with aclosing(pattern(call)) as steps:
+        steps = pattern(call)
+        try:
             async for step in steps:
                 await self._generate(call, step, client, delivery)
+        except BaseException:
+            await steps.aclose()
+            raise
 
     async def _generate(self, call: Call, step: Generate, client: ClientConnection, delivery: Delivery) -> None:
         """Have one engine generate, and pass its answer on."""
         engine = self._desk.fleet.get(step.engine_id)
         if engine is None:
             raise EngineUnreachable(f"engine {step.engine_id} left")
-        call.facts.decode_engine = engine.engine_id
+        call.decode_engine = engine.engine_id
         self._desk.prefixes.add(call.hashes, engine.engine_id)
         lease = call.hold(engine, max(1, call.prompt_tokens - step.begin))
         try:
@@ -255,20 +240,18 @@ class Service:
         if not hmac.compare_digest(given, self._authorization):
             raise ApiError(401, "wrong or missing API key: send 'Authorization: Bearer …'", code="invalid_api_key")
 
-    def _apologise(
-        self, error: ApiError | Refused | EngineError, client: ClientConnection, delivery: Delivery, ended: Ended
-    ) -> None:
+    def _apologise(self, error: ApiError | Refused | EngineError, client: ClientConnection, delivery: Delivery) -> None:
         """Turn what went wrong into an answer, or into the last event of a stream that has begun."""
         if isinstance(error, Refused):
-            ended.status, ended.outcome = error.status, Outcome.REJECTED
-            ended.error_code = error.error.code
+            delivery.status, delivery.outcome = error.status, Outcome.REJECTED
+            delivery.error_code = error.error.code
             client.respond(error.status, error.content)
             return
         shown = error if isinstance(error, ApiError) else _for_client(error)
-        ended.status, ended.error_code = shown.status, shown.code
-        ended.outcome = OUTCOMES.get(shown.code or "", Outcome.REJECTED if shown.status < 500 else Outcome.FAILED)
+        delivery.status, delivery.error_code = shown.status, shown.code
+        delivery.outcome = OUTCOMES.get(shown.code or "", Outcome.REJECTED if shown.status < 500 else Outcome.FAILED)
         if isinstance(error, EngineTimeout):
-            ended.outcome = Outcome.TIMEOUT
+            delivery.outcome = Outcome.TIMEOUT
         if delivery.first_s is None:
             client.respond(shown.status, shown.body(), extra=shown.headers())
         else:
@@ -279,20 +262,20 @@ class Service:
         self.inflight += 1
         self._idle.clear()
 
-    def _end(self, call: Call | None, request: Request, delivery: Delivery, ended: Ended) -> None:
+    def _end(self, call: Call | None, request: Request, delivery: Delivery) -> None:
         """Release everything, stop what may still run on engines, and report."""
         self.inflight -= 1
         if not self.inflight:
             self._idle.set()
         if call is None:
-            self._metrics.refused(ended.outcome)
+            self._metrics.refused(delivery.outcome)
             return
         call.release()
-        if ended.outcome is not Outcome.OK or call.facts.attempts > 1:
-            finished_on = call.facts.decode_engine if ended.outcome is Outcome.OK else None
+        if delivery.outcome is not Outcome.OK or call.attempts > 1:
+            finished_on = call.decode_engine if delivery.outcome is Outcome.OK else None
             for engine_id in call.touched - {finished_on}:
                 self._background(self._abort(engine_id, call.request_id))
-        record = self._record(call, request, delivery, ended)
+        record = self._record(call, request, delivery)
         self._metrics.finished(record, call.slo)
         self._recorder.put(record)
 
@@ -308,9 +291,9 @@ class Service:
                 self._metrics.leaks.inc()
                 log.warning("abort_failed", engine=engine_id, request_id=request_id, error=error.message)
 
-    def _record(self, call: Call, request: Request, delivery: Delivery, ended: Ended) -> RequestRecord:
+    def _record(self, call: Call, request: Request, delivery: Delivery) -> RequestRecord:
         now_s = self._desk.now_s()
-        facts, timings = call.facts, delivery.timings
+        timings = delivery.timings
         output_tokens = delivery.output_tokens if delivery.first_s is not None else None
         tpot_s = None
         if call.asked.stream and output_tokens is not None and output_tokens > 1 and delivery.first_s is not None:
@@ -320,33 +303,37 @@ class Service:
             router_id=self._router_id,
             slo_class=call.slo_class,
             arrived_at_s=self._wall_clock_s() - (now_s - request.arrived_s),
-            outcome=ended.outcome,
-            status=ended.status,
-            error_code=ended.error_code,
+            outcome=delivery.outcome,
+            status=delivery.status,
+            error_code=delivery.error_code,
             api=call.asked.api,
             stream=call.asked.stream,
             pattern=call.plan.pattern,
             plan_version=call.plan.version,
-            prefill_engine=facts.prefill_engine,
-            decode_engine=facts.decode_engine,
-            attempts=facts.attempts,
-            resumed=facts.resumed,
+            prefill_engine=call.prefill_engine,
+            decode_engine=call.decode_engine,
+            attempts=call.attempts,
+            resumed=call.resumed,
             prompt_tokens=timings.prompt_tokens if timings else call.prompt_tokens,
             cached_tokens=timings.cached_tokens if timings else None,
             output_tokens=output_tokens,
-            split_begin=facts.split_begin,
-            split_end=facts.split_end,
-            transferred_bytes=facts.transferred_bytes,
-            transfer_failures=facts.transfer_failures,
+            split_begin=call.split_begin,
+            split_end=call.split_end,
+            transferred_bytes=call.transferred_bytes,
+            transfer_failures=call.transfer_failures,
             ttft_s=delivery.first_s - request.arrived_s if delivery.first_s is not None else None,
             tpot_s=tpot_s,
             e2e_s=now_s - request.arrived_s,
-            queue_s=facts.waited_s + (timings.queue_s if timings else 0.0),
-            prefill_s=_sum(facts.prefill_s, timings.prefill_s if timings else None),
-            transfer_s=facts.transfer_s,
+            queue_s=call.waited_s + (timings.queue_s if timings else 0.0),
+            prefill_s=_sum(call.prefill_s, timings.prefill_s if timings else None),
+            transfer_s=call.transfer_s,
             decode_s=timings.decode_s if timings else None,
             prefix_hashes=sketch(call.hashes) or None,
         )
+
+    def _measurements(self, client: ClientConnection) -> None:
+        self._metrics.fold()
+        client.respond(200, self._exposition(), CONTENT_TYPE_LATEST.encode())
 
     def _models(self, client: ClientConnection) -> None:
         client.respond(200, _models_page(self._model))
@@ -368,7 +355,7 @@ def _for_client(error: EngineError) -> ApiError:
 
 
 def _named(call: Call) -> Headers:
-    return ((b"x-request-id", call.request_id.encode()),)
+    return b"x-request-id: %b\r\n" % call.request_id.encode()
 
 
 def _no_such_page(path: bytes, method: bytes, *, known: bool) -> ApiError:

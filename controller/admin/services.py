@@ -1,0 +1,58 @@
+"""Everything the admin API works with, wired once."""
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+from controller.admin.apply import KnobApplier
+from controller.admin.engine_calls import Connect, EngineCalls
+from controller.admin.migrations import MigrationService
+from controller.admin.patterns import KnownPatterns, installed_patterns
+from controller.admin.plans import PlanService
+from controller.admin.slos import SloService
+from controller.fleet import Fleet
+from controller.store.keys import Keys
+from controller.store.protocol import Store
+from engines.client import EngineClient
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    store: Store
+    plans: PlanService
+    slos: SloService
+    fleet: Fleet
+    calls: EngineCalls
+    migrations: MigrationService
+    applier: KnobApplier
+
+    @classmethod
+    def wire(
+        cls,
+        store: Store,
+        model: str,
+        now_s: Callable[[], float] = time.time,
+        known: KnownPatterns = installed_patterns,
+        connect: Connect = EngineClient,
+    ) -> Self:
+        """The store stays the caller's to close."""
+        keys = Keys(model)
+        plans = PlanService(store, keys, now_s, known)
+        fleet = Fleet(store, keys)
+        calls = EngineCalls(fleet, connect)
+        return cls(
+            store=store,
+            plans=plans,
+            slos=SloService(store, keys),
+            fleet=fleet,
+            calls=calls,
+            migrations=MigrationService(store, keys, calls, now_s, lambda: secrets.token_hex(6)),
+            applier=KnobApplier(plans, fleet, calls),
+        )
+
+    async def bootstrap(self) -> None:
+        """Issue the first plan and SLO table where there is none."""
+        await self.plans.bootstrap()
+        await self.slos.bootstrap()

@@ -1,0 +1,50 @@
+"""The tree of commands, and what every operator's error looks like."""
+
+import sys
+from importlib.metadata import version as installed_version
+
+import typer
+
+from controller.cli import plan, serve, slo, top, up
+from controller.cli.errors import CliError
+from controller.settings import BadSettings
+
+HELP = """Steer a fleet of LLM engines for the most goodput.
+
+Start everything on this machine, send requests, change the plan while they run:
+
+* `trimtab up`
+* `trimtab plan set balanced --offload-ratio 0.1`
+* `trimtab top`
+"""
+
+app = typer.Typer(
+    name="trimtab",
+    help=HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+app.command("up")(up.up)
+app.command("router")(serve.router)
+app.command("controller")(serve.controller)
+app.add_typer(serve.engine_app, name="engine")
+app.add_typer(plan.app, name="plan")
+app.add_typer(slo.app, name="slo")
+app.command("top")(top.top)
+
+
+@app.command("version")
+def version() -> None:
+    """Print the version."""
+    typer.echo(installed_version("trimtab"))
+
+
+def main() -> None:
+    """Run a command. What an operator did wrong ends in one sentence on stderr, never in a traceback."""
+    try:
+        app()
+    except (CliError, BadSettings) as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)

@@ -1,0 +1,106 @@
+"""Commands that run one process each: `router`, `engine emulated` and `controller`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from controller.cli.errors import CliError
+
+Model = Annotated[str | None, typer.Option(help="Name that clients ask for; also names the keys in Redis")]
+RedisUrl = Annotated[str | None, typer.Option(help="redis://host:port/0")]
+Host = Annotated[str | None, typer.Option(help="Address to listen on; loopback unless given")]
+ReadyFile = Annotated[Path | None, typer.Option(help="Written with the address, as JSON, once the process serves")]
+
+engine_app = typer.Typer(help="Run an engine.", no_args_is_help=True)
+
+
+def router(
+    model: Model = None,
+    host: Host = None,
+    port: Annotated[int | None, typer.Option(help="0 takes a free one [default: 8080]")] = None,
+    engine: Annotated[
+        list[str] | None, typer.Option(help="Address of an engine, besides those in Redis; repeat")
+    ] = None,
+    redis_url: RedisUrl = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="tokenizer.json or model folder; without it engines count tokens")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="Bearer token of clients. Arguments are public: rather set TRIMTAB_API_KEY")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM file; with --tls-key")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file; with --tls-cert")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that share the port [default: 1]")] = None,
+    router_id: Annotated[str | None, typer.Option(help="Made up unless given")] = None,
+    drain_s: Annotated[
+        float | None, typer.Option(help="How long streams may go on after SIGTERM [default: 30]")
+    ] = None,
+    ready_file: ReadyFile = None,
+) -> None:
+    """Serve the OpenAI API over a fleet of engines.
+
+    Every option may come from the environment instead: TRIMTAB_MODEL, TRIMTAB_REDIS_URL, TRIMTAB_API_KEY, …
+
+    * `trimtab router --model llama --redis-url redis://127.0.0.1:6379/0`
+    """
+    from controller.router.app import run
+    from controller.settings import RouterSettings, load
+
+    settings = load(
+        RouterSettings,
+        model=model,
+        host=host,
+        port=port,
+        engines=tuple(engine) if engine else None,
+        redis_url=redis_url,
+        tokenizer=tokenizer,
+        api_key=api_key,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        workers=workers,
+        router_id=router_id,
+        drain_s=drain_s,
+        ready_file=ready_file,
+    )
+    try:
+        code = run(settings)
+    except OSError as error:
+        raise CliError(f"the router cannot serve on {settings.host}:{settings.port}: {error}") from error
+    raise typer.Exit(code)
+
+
+def controller(
+    model: Model = None,
+    host: Host = None,
+    port: Annotated[int | None, typer.Option(help="0 takes a free one [default: 8081]")] = None,
+    admin_token: Annotated[
+        str | None, typer.Option(help="Bearer token of operators. Arguments are public: rather set TRIMTAB_ADMIN_TOKEN")
+    ] = None,
+    redis_url: RedisUrl = None,
+    ready_file: ReadyFile = None,
+) -> None:
+    """Serve the admin API: SLOs, plans, engines, migrations.
+
+    Every option may come from the environment instead: TRIMTAB_MODEL, TRIMTAB_ADMIN_PORT, TRIMTAB_ADMIN_TOKEN, …
+
+    * `TRIMTAB_ADMIN_TOKEN=… trimtab controller --model llama --redis-url redis://127.0.0.1:6379/0`
+    """
+    from controller.admin.process import run
+    from controller.settings import AdminSettings, load
+
+    settings = load(
+        AdminSettings,
+        model=model,
+        admin_host=host,
+        admin_port=port,
+        admin_token=admin_token,
+        redis_url=redis_url,
+        ready_file=ready_file,
+    )
+    raise typer.Exit(run(settings))
+
+
+@engine_app.callback()
+def engine_group() -> None:
+    """Keeps `emulated` a command of its own while it is the only one."""

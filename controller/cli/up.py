@@ -1,0 +1,62 @@
+"""`trimtab up`: the whole stack on this machine."""
+
+import enum
+from typing import Annotated
+
+import typer
+
+
+class LoadName(enum.StrEnum):
+    NONE = "none"
+    CHAT = "chat"
+    MIXED = "mixed"
+
+
+def up(
+    engines: Annotated[int, typer.Option(min=1, max=64, help="How many emulated engines")] = 4,
+    profile: Annotated[str, typer.Option(help="What the engines are like: a name or a TOML file")] = "laptop",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the OpenAI API; 0 takes a free one")] = 8080,
+    admin_port: Annotated[int, typer.Option(min=0, max=65535, help="Of the admin API; 0 takes a free one")] = 8081,
+    load: Annotated[LoadName, typer.Option(help="Requests to send, so that there is something to see")] = LoadName.NONE,
+    load_rate: Annotated[
+        float | None, typer.Option(min=0.01, help="Requests a second of --load [default: 1.5 for each engine]")
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="TRIMTAB_API_KEY", help="Bearer token that clients must send; none unless given"),
+    ] = None,
+    admin_token: Annotated[
+        str | None,
+        typer.Option(envvar="TRIMTAB_ADMIN_TOKEN", help="Bearer token of the admin API; made up unless given"),
+    ] = None,
+    redis_url: Annotated[
+        str | None, typer.Option(envvar="TRIMTAB_REDIS_URL", help="A Redis to use; one is started unless given")
+    ] = None,
+) -> None:
+    """Run Redis, engines, controller and router on this machine until Ctrl-C.
+
+    Other commands on the same machine find address and token by themselves.
+
+    * `trimtab up`
+    * `trimtab up --engines 2 --load mixed`
+    * `trimtab up --port 0 --admin-port 0`
+    """
+    from controller.cli.errors import CliError
+    from controller.stack import StackFailed, run
+    from controller.stack_parts import StackOptions
+
+    options = StackOptions(
+        engines=engines,
+        profile=profile,
+        port=port,
+        admin_port=admin_port,
+        load=None if load is LoadName.NONE else load.value,
+        load_rate=load_rate,
+        api_key=api_key,
+        admin_token=admin_token,
+        redis_url=redis_url,
+    )
+    try:
+        raise typer.Exit(run(options, typer.echo))
+    except StackFailed as error:
+        raise CliError(str(error)) from error

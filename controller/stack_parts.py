@@ -1,0 +1,84 @@
+"""What `trimtab up` runs: its options, and each part of the stack as a command line."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import engines.emulated
+from controller.supervise import ChildSpec
+
+HOST = "127.0.0.1"
+DRAIN_S = 3.0
+"""How long running streams may go on after Ctrl-C: short, because the operator waits."""
+RATE_PER_ENGINE = 1.5
+TOKENIZER = Path(engines.emulated.__file__).parent / "tokenizer"
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """Port 0 takes a free one."""
+
+    engines: int
+    profile: str
+    port: int
+    admin_port: int
+    load: str | None = None
+    """Name of a mix in `controller.demo_load`; `None` sends nothing."""
+    load_rate: float | None = None
+    """Requests a second; `None` suits the number of engines."""
+    api_key: str | None = field(default=None, repr=False)
+    admin_token: str | None = field(default=None, repr=False)
+    """`None` makes one up."""
+    redis_url: str | None = None
+    """`None` starts one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Makes the specs of one stack. Secrets travel by environment, where other users cannot see them."""
+
+    options: StackOptions
+    model: str
+    admin_token: str = field(repr=False)
+    redis_url: str
+
+    def engines(self) -> Sequence[ChildSpec]:
+        return [self._engine(f"e{number}") for number in range(self.options.engines)]
+
+    def _engine(self, engine_id: str) -> ChildSpec:
+        flags = {"profile": self.options.profile, "engine-id": engine_id, "host": HOST, "redis-url": self.redis_url}
+        return ChildSpec(f"engine-{engine_id}", _command("-m engines.emulated", flags))
+
+    def controller(self) -> ChildSpec:
+        flags = {"model": self.model, "host": HOST, "redis-url": self.redis_url}
+        command = _command("-m controller.cli controller", flags)
+        return ChildSpec("controller", command, self.options.admin_port, {"TRIMTAB_ADMIN_TOKEN": self.admin_token})
+
+    def router(self) -> ChildSpec:
+        flags = {
+            "model": self.model,
+            "host": HOST,
+            "redis-url": self.redis_url,
+            "tokenizer": str(TOKENIZER),
+            "drain-s": f"{DRAIN_S:g}",
+        }
+        command = _command("-m controller.cli router", flags)
+        return ChildSpec("router", command, self.options.port, self._client_env(), stop_s=DRAIN_S + 5)
+
+    def load(self, mix: str, url: str) -> ChildSpec:
+        rate = self.options.load_rate or RATE_PER_ENGINE * self.options.engines
+        flags = {"url": url, "model": self.model, "mix": mix, "rate": f"{rate:g}"}
+        arguments = ["-m", "controller.demo_load", *_flags(flags)]
+        return ChildSpec("load", lambda _port, _ready: arguments, port=None, env=self._client_env())
+
+    def _client_env(self) -> Mapping[str, str]:
+        return {} if self.options.api_key is None else {"TRIMTAB_API_KEY": self.options.api_key}
+
+
+def _command(program: str, flags: Mapping[str, str]) -> Callable[[int, Path], Sequence[str]]:
+    fixed = [*program.split(), *_flags(flags)]
+    return lambda port, ready: [*fixed, "--port", str(port), "--ready-file", str(ready)]
+
+
+def _flags(values: Mapping[str, str]) -> Sequence[str]:
+    return [part for name, value in values.items() for part in (f"--{name}", value)]

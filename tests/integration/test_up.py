@@ -1,0 +1,225 @@
+"""`trimtab up` as an operator runs it: one real command, and everything it starts."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import openai
+import pytest
+from redis import Redis
+
+from controller.running import RunningStack, find_running
+from controller.store import Keys
+from engines.records import RequestRecord
+
+START_S = 90.0
+STOP_S = 30.0
+TRIMTAB = [sys.executable, "-m", "controller.cli"]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Mapping[str, str]:
+    """No stack and no setting of whoever runs the tests; state and logs of the stack go to `tmp_path`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRIMTAB_")}
+    return kept | {"XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path), "COLUMNS": "200"}
+
+
+StartUp = Callable[..., "Up"]
+
+
+class Up:
+    """A `trimtab up` that serves."""
+
+    def __init__(self, process: subprocess.Popen[str], stack: RunningStack, output: Path) -> None:
+        self.process = process
+        self.stack = stack
+        self._output = output
+        self.children = children_of(process.pid)
+
+    def output(self) -> str:
+        return self._output.read_text()
+
+    def ports(self) -> list[int]:
+        urls = (self.stack.url, self.stack.admin_url, self.stack.redis_url)
+        return [port for url in urls if (port := urlsplit(url).port) is not None]
+
+    def end(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(timeout=STOP_S)
+
+    def nothing_is_left(self) -> bool:
+        return not any(runs(pid) for pid in self.children) and not any(listens(port) for port in self.ports())
+
+
+@pytest.fixture
+def start_up(environment: Mapping[str, str], tmp_path: Path) -> Iterator[StartUp]:
+    """Start `trimtab up` with more flags on free ports; ended at the end if the test did not."""
+    with contextlib.ExitStack() as held:
+
+        def start(*flags: str) -> Up:
+            output = tmp_path / "up.out"
+            with output.open("w") as out:
+                process = subprocess.Popen(
+                    [*TRIMTAB, "up", "--engines", "2", "--port", "0", "--admin-port", "0", *flags],
+                    env=environment, stdout=out, stderr=out, text=True,
+                )  # fmt: skip
+            held.callback(end_hard, process)
+            return Up(process, until_announced(process, tmp_path / "trimtab", output), output)
+
+        yield start
+
+
+def end_hard(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(timeout=STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def until_announced(process: subprocess.Popen[str], folder: Path, output: Path) -> RunningStack:
+    """The stack once `up` has printed that it is up."""
+    give_up_s = time.monotonic() + START_S
+    while "Trimtab is up" not in output.read_text():
+        if process.poll() is not None or time.monotonic() > give_up_s:
+            pytest.fail(f"trimtab up did not start:\n{output.read_text()}")
+        time.sleep(0.1)
+    (stack,) = find_running(folder)
+    return stack
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def wait_until(happened: Callable[[], bool], what: str, limit_s: float = STOP_S) -> None:
+    give_up_s = time.monotonic() + limit_s
+    while not happened():
+        if time.monotonic() > give_up_s:
+            pytest.fail(f"not within {limit_s:g} s: {what}")
+        time.sleep(0.1)
+
+
+def chat(stack: RunningStack, api_key: str = "none") -> str:
+    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key=api_key, max_retries=0) as client:
+        stream = client.chat.completions.create(
+            model=stack.model, messages=[{"role": "user", "content": "Hello there"}], max_tokens=8, stream=True
+        )
+        return "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+
+
+def records(stack: RunningStack) -> list[RequestRecord]:
+    with Redis.from_url(stack.redis_url) as client:
+        entries = client.xrange(Keys(stack.model).requests)
+    return [msgspec.json.decode(next(iter(fields.values())), type=RequestRecord) for _, fields in entries]
+
+
+def trimtab(environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*TRIMTAB, *arguments], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_chat_streams_a_plan_changes_live_and_ctrl_c_leaves_nothing(
+    start_up: StartUp, environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    up = start_up()
+    assert chat(up.stack)
+    changed = trimtab(environment, "plan", "set", "balanced", "--offload-ratio", "0.1")
+    assert changed.returncode == 0, changed.stderr
+    assert "version 2 applied by 1 of 1 routers" in changed.stdout
+    assert chat(up.stack)
+    wait_until(lambda: len(records(up.stack)) == 2, "both records are in the stream")
+    assert [(record.pattern, record.plan_version) for record in records(up.stack)] == [
+        ("data_parallel", 1),
+        ("balanced", 2),
+    ]
+    view = trimtab(environment, "top", "--once").stdout
+    assert all(part in view for part in ("v2 balanced", "e0", "e1", "ok 2"))
+
+    assert up.end(signal.SIGINT) == 0
+    assert up.nothing_is_left()
+    assert find_running(tmp_path / "trimtab") == []
+    assert list(tmp_path.glob("trimtab-up-*")) == []
+
+
+def test_what_it_prints_is_enough_to_send_a_request(start_up: StartUp, environment: Mapping[str, str]) -> None:
+    up = start_up("--api-key", "client-key")
+    (curl,) = (line.strip() for line in up.output().splitlines() if line.strip().startswith("curl "))
+    sent = subprocess.run(
+        ["bash", "-c", f"{curl} --silent --fail"],
+        env={**environment, "TRIMTAB_API_KEY": "client-key"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(sent.stdout)["choices"]
+    with pytest.raises(openai.AuthenticationError):
+        chat(up.stack, api_key="wrong")
+    assert up.end(signal.SIGTERM) == 0
+    assert up.nothing_is_left()
+
+
+def test_a_child_that_dies_is_named_and_started_again(start_up: StartUp) -> None:
+    up = start_up("--load", "chat")
+    wait_until(lambda: len(records(up.stack)) > 0, "the built-in load is served")
+    for pid in up.children:
+        if "engines.emulated" in Path(f"/proc/{pid}/cmdline").read_text():
+            os.kill(pid, signal.SIGKILL)
+            break
+    wait_until(lambda: "serves again" in up.output(), "the engine is started again")
+    assert "engine-e0 ended with signal 9" in up.output()
+    assert chat(up.stack)
+    up.children = children_of(up.process.pid)
+    assert up.end(signal.SIGINT) == 0
+    assert up.nothing_is_left()
+
+
+def test_everything_dies_with_an_up_that_is_killed(start_up: StartUp) -> None:
+    up = start_up()
+    up.end(signal.SIGKILL)
+    wait_until(up.nothing_is_left, "no child and no port is left")
+
+
+def test_a_taken_port_is_named_before_anything_starts(environment: Mapping[str, str], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused = trimtab(environment, "up", "--port", str(port), "--admin-port", "0")
+    assert refused.returncode == 1
+    assert f"port {port}" in refused.stderr
+    assert "--port" in refused.stderr
+    assert "Starting" not in refused.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--profile", "no-such"), "laptop"),
+        (("--api-key", "same", "--admin-token", "same"), "--admin-token"),
+        (("--redis-url", "redis://127.0.0.1:1/0"), "--redis-url"),
+    ],
+)
+def test_what_cannot_work_is_a_sentence(environment: Mapping[str, str], flags: tuple[str, ...], says: str) -> None:
+    refused = trimtab(environment, "up", "--port", "0", "--admin-port", "0", *flags)
+    assert refused.returncode == 1
+    assert says in refused.stderr
+    assert "Traceback" not in refused.stderr

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engines.types import Role
-from tuner.plan import SPLIT_PATTERNS, Admission, Plan, Policy
+from tuner.plan import DATA_PARALLEL, Admission, Plan, Policy
 from tuner.slo import Slo
 
 REQUEST_TOKENS = 64
@@ -87,9 +87,12 @@ class Verdict(enum.Enum):
 
 
 def place(plan: Plan, request: PlacementRequest, engines: Sequence[EngineView], turn: int) -> Placement:
-    """Rank the engines for one request. `turn` counts requests, for round robin. Empty `decode`: nobody can serve."""
+    """Rank the engines for one request. `turn` counts requests, for round robin. Empty `decode`: nobody can serve.
+
+    Every pattern but `data_parallel` gets a split where one pays, a user's own included.
+    """
     decode = _rank_decode(plan, request, _able(engines, request, Role.PREFILL), turn)
-    if not decode or plan.pattern not in SPLIT_PATTERNS or not _worth_splitting(plan, request, decode[0]):
+    if not decode or plan.pattern == DATA_PARALLEL or not _worth_splitting(plan, request, decode[0]):
         return Placement(decode=tuple(view.engine_id for view in decode))
     prefill = _rank_prefill(request, _able(engines, request, Role.DECODE), decode[0])
     return Placement(
@@ -129,7 +132,7 @@ def _rank_decode(plan: Plan, request: PlacementRequest, engines: list[EngineView
     if plan.knobs.policy is Policy.ROUND_ROBIN:
         first = turn % len(engines) if engines else 0
         return (engines[first:] + engines[:first])[:MAX_CANDIDATES]
-    if plan.pattern in SPLIT_PATTERNS:
+    if plan.pattern != DATA_PARALLEL:
         return _best(engines, _decode_cost(plan, request, engines))
     if plan.knobs.policy is Policy.PREFIX_AFFINITY:
         return _best(engines, lambda view: view.load_tokens + request.uncached_on(view.engine_id))

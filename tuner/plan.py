@@ -15,7 +15,6 @@ DATA_PARALLEL = "data_parallel"
 DISAGGREGATED = "disaggregated"
 BALANCED = "balanced"
 MIGRATE = "migrate"
-SPLIT_PATTERNS = frozenset({DISAGGREGATED, BALANCED})
 
 Document = TypeVar("Document", bound=BaseModel)
 

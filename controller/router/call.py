@@ -179,8 +179,10 @@ class Call:
         """Prefill on the best prefill engine and move the KV into the reservation; false if D must recompute.
 
         A transfer that fails is tried once more into the same reservation, on the same engine or, if that died, on
-        the next. The client only ever sees latency.
+        the next. The client only ever sees latency. Nothing is sent if the receiver already holds everything.
         """
+        if reservation.begin >= reservation.end:
+            return True
         engines = list(self.placement.prefill)
         for _ in range(MAX_SENDS):
             if not engines:

@@ -10,6 +10,8 @@ from importlib.metadata import entry_points
 
 from controller.router.call import Call, Generate, Pattern
 
+__all__ = ["Call", "Generate", "Pattern", "balanced", "data_parallel", "disaggregated", "load_patterns", "split"]
+
 GROUP = "trimtab.patterns"
 
 
@@ -24,8 +26,7 @@ async def split(call: Call) -> AsyncGenerator[Generate, None]:
         yield call.generate(call.placement.decode[0])
         return
     room = await call.reserve(call.placement.end)
-    if room.begin < room.end:
-        await call.send_kv(room)
+    await call.send_kv(room)
     yield call.generate(room.engine_id, begin=room.end)
 
 

@@ -38,11 +38,11 @@ class Delivery:
     """What one client got of one answer, over all the engines that worked on it. Times are monotonic seconds."""
 
     __slots__ = (
+        "_dropped_events",
         "_kept",
         "_kept_bytes",
         "_resume_bytes",
         "error_code",
-        "events",
         "first_s",
         "last_s",
         "outcome",
@@ -52,9 +52,9 @@ class Delivery:
 
     def __init__(self, resume_bytes: int) -> None:
         self._resume_bytes = resume_bytes
-        self._kept: list[bytes] | None = []
+        self._kept: list[bytes] = []
         self._kept_bytes = 0
-        self.events = 0
+        self._dropped_events = 0
         self.first_s: float | None = None
         self.last_s = 0.0
         self.timings: EngineTimings | None = None
@@ -64,24 +64,30 @@ class Delivery:
 
     def passed_on(self, data: bytes, now_s: float) -> None:
         """Note that whole events went to the client."""
-        if self.first_s is None:
-            self.first_s = now_s
         self.last_s = now_s
-        self.events += data.count(EVENT_END)
-        if self._kept is not None:
-            self._kept.append(data)
-            self._kept_bytes += len(data)
-            if self._kept_bytes > self._resume_bytes:
-                self._kept = None
+        self._kept.append(data)
+        self._kept_bytes += len(data)
+        if self._kept_bytes > self._resume_bytes:
+            self._drop()
 
     def resume(self) -> list[ResumedChoice] | None:
         """What the client has so far, by choice; `None` if it is too much to have been kept."""
-        return None if self._kept is None else delivered_choices(b"".join(self._kept))
+        return None if self._dropped_events else delivered_choices(b"".join(self._kept))
 
     @property
     def output_tokens(self) -> int:
         """As the engine counted them; one per event (less the closing one) as long as it has not said."""
-        return self.timings.output_tokens if self.timings is not None else max(0, self.events - 1)
+        return self.timings.output_tokens if self.timings is not None else max(0, self._events - 1)
+
+    @property
+    def _events(self) -> int:
+        return self._dropped_events + sum(piece.count(EVENT_END) for piece in self._kept)
+
+    def _drop(self) -> None:
+        """Too much to keep: from now on only the number of events is known."""
+        self._dropped_events = self._events
+        self._kept.clear()
+        self._kept_bytes = 0
 
 
 class StreamRelay:
@@ -113,16 +119,12 @@ class StreamRelay:
         self._headers = headers
 
     def on_body(self, data: bytes) -> None:
-        if self._tail:
-            data = self._tail + data
-            self._tail = b""
-        if not data.endswith(EVENT_END) or self._status != 200:
-            whole = data.rfind(EVENT_END) + 2 if self._status == 200 else 0
-            data, self._tail = data[: max(whole, 0)] if whole > 1 else b"", data[whole if whole > 1 else 0 :]
-        if TIMINGS_COMMENT in data:
+        if self._tail or self._status != 200 or not data.endswith(EVENT_END):
+            data = self._whole_events(data)
+        if not data.startswith(b"data: ") or data.count(EVENT_END) > 1:
             data = self._take_timings(data)
-        if not data:
-            return
+            if not data:
+                return
         self._delivery.passed_on(data, self._now_s())
         if self._begun:
             self._client.write(data)
@@ -153,17 +155,28 @@ class StreamRelay:
         if self.exchange is not None:
             self.exchange.resume()
 
+    def _whole_events(self, data: bytes) -> bytes:
+        """Hold back what is not yet a whole event (or, of an error answer, everything)."""
+        data = self._tail + data
+        whole = data.rfind(EVENT_END) + len(EVENT_END) if self._status == 200 and EVENT_END in data else 0
+        self._tail = data[whole:]
+        return data[:whole]
+
     def _begin(self, first: bytes) -> None:
         self._begun = True
+        self._delivery.first_s = self._delivery.last_s
         self._on_first()
         self._client.start(200, self._headers.get(b"content-type", b"text/event-stream"), first, self, self._extra)
 
     def _take_timings(self, data: bytes) -> bytes:
-        """Cut the timings event out of whole events. JSON cannot hold a raw newline, so text cannot forge one."""
-        start = 0 if data.startswith(TIMINGS_COMMENT) else data.find(EVENT_END + TIMINGS_COMMENT) + 2
-        if start == 1:
+        """Cut the timings event, if it is there, out of whole events.
+
+        It is only looked for at the beginning of an event. JSON cannot hold a raw newline, so text cannot forge one.
+        """
+        start = 0 if data.startswith(TIMINGS_COMMENT) else data.find(EVENT_END + TIMINGS_COMMENT) + len(EVENT_END)
+        if start < len(EVENT_END) and not data.startswith(TIMINGS_COMMENT):
             return data
-        end = data.index(EVENT_END, start) + 2
+        end = data.index(EVENT_END, start) + len(EVENT_END)
         self._delivery.timings = _timings.decode(data[start + len(TIMINGS_COMMENT) : end])
         return data[:start] + data[end:]
 

@@ -22,7 +22,7 @@ from engines.client import Trace
 from engines.errors import EngineError, EngineTimeout, EngineUnreachable
 from engines.http1 import Exchange
 from engines.records import Outcome, RequestRecord
-from tuner.plan import SPLIT_PATTERNS
+from tuner.plan import DATA_PARALLEL
 from tuner.prefix import sketch
 
 log = structlog.get_logger()
@@ -126,7 +126,7 @@ class Service:
 
     async def _place(self, call: Call) -> None:
         """Tokenize if the pattern splits prompts, rank the engines, and pass admission."""
-        if call.plan.pattern in SPLIT_PATTERNS and call.asked.splittable:
+        if call.plan.pattern != DATA_PARALLEL and call.asked.splittable:
             try:
                 await call.tokenize()
             except (ValueError, EngineError) as error:

@@ -88,7 +88,9 @@ class Fleet:
     def desk(self):
         return self.running.service._desk
 
-    async def plan(self, pattern: str, roles: dict[str, str] | None = None, **knobs: object) -> Plan:
+    async def plan(
+        self, pattern: str, roles: dict[str, str] | None = None, within_s: float = 20.0, **knobs: object
+    ) -> Plan:
         """Publish a plan through the store and wait until the router has applied it."""
         self._versions += 1
         plan = Plan(
@@ -101,7 +103,8 @@ class Fleet:
             roles=roles or {},
         )
         await self.store.compare_and_set(self.keys.plan, plan.model_dump_json().encode(), self._versions - 1 or None)
-        await until(lambda: self.running.service._board.plan.version == plan.version, f"plan {plan.version} applied")
+        applied = self.running.service._board
+        await until(lambda: applied.plan.version == plan.version, f"plan {plan.version} applied", within_s)
         return plan
 
     async def records(self, count: int) -> list[RequestRecord]:

@@ -47,9 +47,8 @@ def test_a_plan_survives_the_round_trip():
     ],
 )
 def test_a_bad_plan_is_refused_whole_with_a_sentence(patch, sentence):
-    with pytest.raises(BadDocument, match=re.escape(sentence))::
+    with pytest.raises(BadDocument, match=re.escape(sentence)):
         parse(Plan, changed(**patch))
-    assert sentence in str(refused.value)
 
 
 def test_broken_json_is_refused_with_a_sentence():

@@ -7,16 +7,9 @@ import msgspec
 
 from controller.store.keys import Keys
 from controller.store.protocol import Store
-from engines.types import EngineInfo, EngineLoad
+from engines.telemetry import Heartbeat
 
 Beat = TypeVar("Beat")
-
-
-class EngineBeat(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine says of itself under `engine:{id}`."""
-
-    info: EngineInfo
-    load: EngineLoad = EngineLoad()
 
 
 class RouterBeat(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,10 +34,10 @@ class Fleet:
         self._store = store
         self._keys = keys
 
-    async def engines(self) -> Mapping[str, EngineBeat]:
+    async def engines(self) -> Mapping[str, Heartbeat]:
         """Live engines by id, sorted."""
         beats = await self._store.alive(self._keys.engines)
-        found = [beat for raw in beats.values() if (beat := _decode(raw, EngineBeat)) is not None]
+        found = [beat for raw in beats.values() if (beat := _decode(raw, Heartbeat)) is not None]
         return {beat.info.engine_id: beat for beat in sorted(found, key=lambda beat: beat.info.engine_id)}
 
     async def routers(self) -> Mapping[str, RouterBeat]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from controller.fleet import EngineBeat, Fleet, RouterBeat
+from controller.fleet import Fleet, RouterBeat
 from controller.store.keys import Keys
 from controller.store.protocol import Entry, Store
 from engines.records import Outcome, RequestRecord
+from engines.telemetry import Heartbeat
 from tuner.plan import BadDocument, Plan, parse
 from tuner.slo import BOOTSTRAP_SLOS, SloTable
 
@@ -61,7 +62,7 @@ class View:
     patterns: Mapping[str, int]
     """Requests by pattern and plan version, e.g. `balanced v7`."""
     plan: Plan | None
-    engines: Sequence[EngineBeat]
+    engines: Sequence[Heartbeat]
     routers: Sequence[RouterBeat]
 
     @property
@@ -97,7 +98,7 @@ def summarize(
     records: Sequence[RequestRecord],
     slos: SloTable,
     plan: Plan | None,
-    engines: Sequence[EngineBeat],
+    engines: Sequence[Heartbeat],
     routers: Sequence[RouterBeat],
     window_s: float,
 ) -> View:

@@ -16,6 +16,7 @@ from engines.errors import EngineTimeout, EngineUnreachable
 
 SWEEP_S = 0.05
 """How late a time-out may fire."""
+NEVER = float("inf")
 
 
 class Sink(Protocol):
@@ -45,7 +46,8 @@ class Connection(asyncio.Protocol):
         self._sink: Sink | None = None
         self._headers: dict[bytes, bytes] = {}
         self._idle_s = 0.0
-        self.deadline_s = 0.0
+        self._deadline_s = 0.0
+        self._fresh = False
         self.reused = False
         self.heard = False
         self.closed = False
@@ -58,7 +60,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard = True
-        self.deadline_s = self._loop.time() + self._idle_s
+        self._fresh = True
         if self._sink is None:
             self.close()  # an engine that speaks unasked cannot be trusted with the next request
             return
@@ -109,7 +111,8 @@ class Connection(asyncio.Protocol):
         self._sink = sink
         self.heard = False
         self._idle_s = idle_s
-        self.deadline_s = self._loop.time() + first_byte_s
+        self._fresh = False
+        self._deadline_s = self._loop.time() + first_byte_s
         self._pool.begun(self)
         self._transport.write(request)
 
@@ -117,12 +120,12 @@ class Connection(asyncio.Protocol):
         """Stop reading: whoever the answer is for is slower than the engine. The idle time-out stops too."""
         if self._transport is not None and not self.closed:
             self._transport.pause_reading()
-            self.deadline_s = float("inf")
+            self._deadline_s = NEVER
 
     def resume(self) -> None:
         if self._transport is not None and not self.closed:
             self._transport.resume_reading()
-            self.deadline_s = self._loop.time() + self._idle_s
+            self._deadline_s = self._loop.time() + self._idle_s
 
     def close(self) -> None:
         """Drop the connection and whatever runs on it, without telling the sink."""
@@ -132,9 +135,14 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def expire(self) -> None:
-        """The deadline has passed."""
-        self._fail(EngineTimeout("the engine sent nothing for too long"))
+    def check_deadline(self, now_s: float) -> None:
+        """Fail the exchange if nothing came for too long. That something came is only noted here, not per piece."""
+        if self._fresh:
+            self._fresh = False
+            if self._deadline_s != NEVER:
+                self._deadline_s = now_s + self._idle_s
+        elif self._deadline_s < now_s:
+            self._fail(EngineTimeout("the engine sent nothing for too long"))
 
     def _fail(self, error: EngineUnreachable) -> None:
         sink = self._sink
@@ -190,8 +198,8 @@ class Pool:
 
     def _enforce_deadlines(self) -> None:
         now_s = self.loop.time()
-        for connection in [each for each in self._busy if each.deadline_s < now_s]:
-            connection.expire()
+        for connection in tuple(self._busy):
+            connection.check_deadline(now_s)
         self._sweep = self.loop.call_later(SWEEP_S, self._enforce_deadlines) if self._busy else None
 
     def give_back(self, connection: Connection) -> None:

@@ -116,13 +116,6 @@ class Plan(BaseModel):
             raise ValueError(f"'data_parallel' has no split, so offload_ratio {ratio} would do nothing: leave it out")
         return self
 
-    @model_validator(mode="after")
-    def _roles_can_serve(self) -> Self:
-        roles = set(self.roles.values())
-        if roles == {Role.PREFILL}:
-            raise ValueError("every engine named in roles is 'prefill': none would be left to decode")
-        return self
-
     def role_of(self, engine_id: str) -> Role:
         return self.roles.get(engine_id, Role.MIXED)
 

@@ -7,7 +7,8 @@ import msgspec
 from pydantic import BaseModel, Field
 
 from controller.admin.migrations import Migration
-from controller.fleet import EngineBeat, RouterBeat
+from controller.fleet import RouterBeat
+from engines.telemetry import Heartbeat
 from engines.types import Role
 from tuner.plan import Plan
 
@@ -58,7 +59,7 @@ class MigrationList(BaseModel):
     migrations: Sequence[Migration] = Field(description="Newest first")
 
 
-def engine_view(beat: EngineBeat, plan: Plan | None) -> EngineView:
+def engine_view(beat: Heartbeat, plan: Plan | None) -> EngineView:
     engine_id = beat.info.engine_id
     return EngineView(
         engine_id=engine_id,

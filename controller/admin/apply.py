@@ -7,10 +7,11 @@ import structlog
 
 from controller.admin.engine_calls import EngineCalls, UnknownEngine
 from controller.admin.plans import PlanService
-from controller.fleet import EngineBeat, Fleet
+from controller.fleet import Fleet
 from controller.store.protocol import StoreUnavailable
 from engines.errors import EngineError
 from engines.protocol import Config
+from engines.telemetry import Heartbeat
 from tuner.plan import BadDocument, Knobs
 
 log = structlog.get_logger(__name__)
@@ -54,7 +55,7 @@ class KnobApplier:
         if config is not None:
             await self._tell_all(live, config)
 
-    async def _tell_all(self, live: Mapping[str, EngineBeat], config: Config) -> None:
+    async def _tell_all(self, live: Mapping[str, Heartbeat], config: Config) -> None:
         async with asyncio.TaskGroup() as calls:
             for engine_id, beat in live.items():
                 if self._told.get(engine_id) != (beat.info.epoch, config):

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import structlog
 
-from controller.fleet import EngineBeat, Fleet
+from controller.fleet import Fleet
 from engines.client import EngineClient
 from engines.protocol import Config
+from engines.telemetry import Heartbeat
 
 Connect = Callable[[str], EngineClient]
 """From an engine's URL to a client that the caller closes."""
@@ -19,7 +20,7 @@ log = structlog.get_logger(__name__)
 class UnknownEngine(Exception):
     """No live engine has this id."""
 
-    def __init__(self, engine_id: str, live: Mapping[str, EngineBeat]) -> None:
+    def __init__(self, engine_id: str, live: Mapping[str, Heartbeat]) -> None:
         super().__init__(f"there is no live engine {engine_id!r}; live are: {', '.join(live) or 'none'}")
 
 

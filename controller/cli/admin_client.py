@@ -15,10 +15,10 @@ TIMEOUT_S = 10.0
 class AdminClient:
     """The admin API as methods. Every failure is a `CliError` with the server's own sentence."""
 
-    def __init__(self, target: Target, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(self, target: Target) -> None:
         headers = {} if target.token is None else {"authorization": f"Bearer {target.token}"}
         self._url = target.url
-        self._client = httpx.Client(base_url=target.url, headers=headers, timeout=TIMEOUT_S, transport=transport)
+        self._client = httpx.Client(base_url=target.url, headers=headers, timeout=TIMEOUT_S)
 
     def __enter__(self) -> Self:
         return self

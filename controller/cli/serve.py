@@ -104,3 +104,58 @@ def controller(
 @engine_app.callback()
 def engine_group() -> None:
     """Keeps `emulated` a command of its own while it is the only one."""
+
+
+@engine_app.command("emulated")
+def emulated(
+    profile: Annotated[
+        str | None, typer.Option(help="What it is like: a name or a TOML file [default: laptop]")
+    ] = None,
+    engine_id: Annotated[str | None, typer.Option(help="Made up unless given")] = None,
+    host: Host = None,
+    port: Annotated[int | None, typer.Option(help="0 takes a free one [default: 0]")] = None,
+    kv_host: Annotated[str | None, typer.Option(help="Address that KV transfers arrive at")] = None,
+    kv_port: Annotated[
+        int | None, typer.Option(help="Port that KV transfers arrive at [default: any free one]")
+    ] = None,
+    kv_advertise: Annotated[str | None, typer.Option(help="host:port that senders are told instead")] = None,
+    advertise_url: Annotated[str | None, typer.Option(help="Address that routers are told instead")] = None,
+    model: Annotated[str | None, typer.Option(help="Served model name instead of the profile's")] = None,
+    kv_capacity_tokens: Annotated[int | None, typer.Option(help="KV room instead of the profile's")] = None,
+    context_length_tokens: Annotated[int | None, typer.Option(help="Longest context instead of the profile's")] = None,
+    time_scale: Annotated[float | None, typer.Option(help="Modelled times are multiplied by this [default: 1]")] = None,
+    redis_url: RedisUrl = None,
+    ready_file: ReadyFile = None,
+) -> None:
+    """Run an engine whose answers are made up and whose time is modelled, over the same HTTP as a real one.
+
+    Every option may come from the environment instead: TRIMTAB_ENGINE_PROFILE, TRIMTAB_ENGINE_REDIS_URL, …
+
+    * `trimtab engine emulated --profile laptop --redis-url redis://127.0.0.1:6379/0`
+    """
+    from engines.emulated.process import run
+    from engines.emulated.settings import BadSettings, load_settings
+
+    try:
+        settings = load_settings(
+            profile=profile,
+            engine_id=engine_id,
+            host=host,
+            port=port,
+            kv_host=kv_host,
+            kv_port=kv_port,
+            kv_advertise=kv_advertise,
+            advertise_url=advertise_url,
+            model=model,
+            kv_capacity_tokens=kv_capacity_tokens,
+            context_length_tokens=context_length_tokens,
+            time_scale=time_scale,
+            redis_url=redis_url,
+            ready_file=ready_file,
+        )
+        code = run(settings)
+    except BadSettings as error:
+        raise CliError(str(error)) from error
+    except OSError as error:
+        raise CliError(f"the engine cannot serve: {error}") from error
+    raise typer.Exit(code)

@@ -7,11 +7,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from controller.fleet import EngineBeat
 from controller.top import ClassView, Percentiles, View
+from engines.telemetry import Heartbeat
 from tuner.plan import Knobs, Plan
 
-BAR_CELLS = 12
+BAR_CELLS = 8
 ABSENT = "–"
 
 
@@ -53,11 +53,11 @@ def _knobs(knobs: Knobs) -> str:
 
 
 def _table(*columns: str) -> Table:
-    return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
+    return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
 
 
 def _classes(view: View) -> Table:
-    table = _table("class", "attainment", "target", "requests", "TTFT ms p50/p95/p99", "bound", "TPOT ms", "bound")
+    table = _table("class", "good", "target", "requests", "TTFT p50/95/99", "≤ ms", "TPOT p50/95/99", "≤ ms")
     for one in view.classes:
         table.add_row(
             one.name,
@@ -79,7 +79,7 @@ def _attainment(one: ClassView) -> Text:
 
 
 def _ms(found: Percentiles) -> str:
-    return " / ".join(ABSENT if value is None else f"{value * 1e3:.0f}" for value in (found.p50, found.p95, found.p99))
+    return "/".join(ABSENT if value is None else f"{value * 1e3:.0f}" for value in (found.p50, found.p95, found.p99))
 
 
 def _counts(title: str, counts: Mapping[str, int]) -> Text:
@@ -102,7 +102,7 @@ def _routers(view: View) -> RenderableType:
 def _engines(view: View) -> RenderableType:
     if not view.engines:
         return Text("No engine is alive.", style="yellow")
-    table = _table("engine", "role", "running", "queued", "pending prefill", "transfers in", "KV", "state")
+    table = _table("engine", "role", "running", "queued", "to prefill", "inbound", "KV", "state")
     for engine in view.engines:
         load = engine.load
         table.add_row(
@@ -110,7 +110,7 @@ def _engines(view: View) -> RenderableType:
             _role(engine, view.plan),
             str(load.running),
             str(load.queued),
-            f"{load.pending_prefill_tokens:,} tokens",
+            f"{load.pending_prefill_tokens:,} tok",
             str(load.inbound_transfers),
             kv_bar(load.kv_used_tokens, load.kv_reserved_tokens, load.kv_capacity_tokens),
             "draining" if load.draining else "serving",
@@ -118,7 +118,7 @@ def _engines(view: View) -> RenderableType:
     return table
 
 
-def _role(engine: EngineBeat, plan: Plan | None) -> str:
+def _role(engine: Heartbeat, plan: Plan | None) -> str:
     return "mixed" if plan is None else plan.role_of(engine.info.engine_id).value
 
 

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import structlog
 
-from controller.router.fleet import Engine, Fleet, Lease
+from controller.router.fleet import Engine, Fleet, Lease, TransferSlot
 from controller.router.openai import ApiError, Asked
 from controller.router.tokens import TokenSource
 from controller.router.waiting import QueueFull, RoomQueue
 from controller.settings import Limits
 from engines.client import Prompt, Trace
 from engines.errors import Draining, EngineError, EngineTimeout, EngineUnreachable, NoKvRoom, TransferFailed
-from engines.protocol import PrepRecvAnswer, ResumedChoice
+from engines.protocol import ResumedChoice
 from tuner.placement import Placement, PlacementRequest, Verdict, admit, place
 from tuner.plan import Admission, Plan
 from tuner.prefix import BLOCK_BYTES, PrefixIndex, block_hashes
@@ -38,6 +38,7 @@ class Reservation:
     kv_addr_info: str
     begin: int
     end: int
+    slot: TransferSlot
 
 
 class Generate(NamedTuple):
@@ -146,7 +147,7 @@ class Call:
         self.transfer_s: float | None = None
         self._avoid: frozenset[str] = frozenset()
         self._touched: frozenset[str] = frozenset()
-        self._leases: tuple[Lease, ...] = ()
+        self._leases: tuple[Lease | TransferSlot, ...] = ()
         self._turn = 0
 
     # steps for patterns
@@ -181,8 +182,13 @@ class Call:
         A transfer that fails is tried once more into the same reservation, on the same engine or, if that died, on
         the next. The client only ever sees latency. Nothing is sent if the receiver already holds everything.
         """
-        if reservation.begin >= reservation.end:
-            return True
+        try:
+            return reservation.begin >= reservation.end or await self._send(reservation)
+        finally:
+            reservation.slot.release()
+            self.desk.room.wake()
+
+    async def _send(self, reservation: Reservation) -> bool:
         engines = list(self.placement.prefill)
         for _ in range(MAX_SENDS):
             if not engines:
@@ -268,28 +274,31 @@ class Call:
         """A reservation on this engine, or `None` if it has no room, no transfer slot or no answer."""
         if engine.own_transfers >= self.plan.knobs.max_inflight_transfers:
             return None
+        slot = TransferSlot(engine)
+        self._leases += (slot,)
         self._touched |= {engine.engine_id}
         prompt = await self.tokenize()
         try:
             answer = await engine.client.prep_recv(self.request_id, prompt, end, RESERVATION_TTL_S, self.trace)
-        except EngineUnreachable:
-            engine.failed()
-            self.avoid(engine.engine_id)
+        except EngineError as error:
+            slot.release()
+            self._unreserved(engine, error)
             return None
-        except (NoKvRoom, Draining):
-            return None
-        return self._reserved(engine, answer, end)
-
-    def _reserved(self, engine: Engine, answer: PrepRecvAnswer, end: int) -> Reservation:
         begin = answer.prefix_matched_length
         self.split_begin, self.split_end = begin, end
-        return Reservation(engine.engine_id, answer.kv_addr_info, begin, end)
+        return Reservation(engine.engine_id, answer.kv_addr_info, begin, end, slot)
+
+    def _unreserved(self, engine: Engine, error: EngineError) -> None:
+        """Go on to the next engine if this one is full or gone; anything else is about the request itself."""
+        if isinstance(error, EngineUnreachable):
+            engine.failed()
+            self.avoid(engine.engine_id)
+        elif not isinstance(error, NoKvRoom | Draining):
+            raise error
 
     async def _send_from(self, sender: Engine, reservation: Reservation) -> None:
-        receiver = self.desk.fleet[reservation.engine_id]
         prompt = await self.tokenize()
         lease = self.hold(sender, reservation.end - reservation.begin)
-        receiver.own_transfers += 1
         try:
             answer = await sender.client.remote_send(
                 self.request_id, prompt, reservation.kv_addr_info, reservation.begin, reservation.end, self.trace
@@ -301,9 +310,7 @@ class Call:
             sender.failed()
             raise
         finally:
-            receiver.own_transfers -= 1
             lease.release()
-            self.desk.room.wake()
         self.prefill_engine = sender.engine_id
         self.transferred_bytes = answer.bytes
         self.prefill_s, self.transfer_s = answer.prefill_s, answer.transfer_s

@@ -47,6 +47,22 @@ class Lease:
             self.prefilled()
 
 
+class TransferSlot:
+    """One of the transfers that a decode engine may receive at a time, from before its reservation to `release`."""
+
+    __slots__ = ("_engine", "_released")
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine = engine
+        self._released = False
+        engine.own_transfers += 1
+
+    def release(self) -> None:
+        if not self._released:
+            self._released = True
+            self._engine.own_transfers -= 1
+
+
 @dataclass(slots=True)
 class Engine:
     """One engine as this router sees it."""

@@ -22,9 +22,11 @@ def measured(chunks=20_000, errors=None, ttft_p99_ms=0.5):
 
 
 def sample(target, number, cpu_us, scenario="c200", **changes):
-    result = changes.pop("measured", None) or measured(**changes)
+    result = measured(**{key: changes.pop(key) for key in ("chunks", "errors", "ttft_p99_ms") if key in changes})
     half = None if cpu_us is None else cpu_us / 2
-    return Sample(target=target, scenario=scenario, round=number, user_us=half, system_us=half, measured=result)
+    return Sample(
+        target=target, scenario=scenario, round=number, user_us=half, system_us=half, measured=result, **changes
+    )
 
 
 def goal(found, name):
@@ -76,3 +78,9 @@ def test_errors_and_failures_are_named_in_the_report():
     assert "smg, c200: 3 × gap in a stream" in text
     assert "haproxy, c200: failed: ended" in text
     assert "skipped **trimtab**: not built" in text
+
+
+@pytest.mark.parametrize(("share", "warned"), [(0.5, True), (0.02, False), (None, False)])
+def test_a_busy_machine_is_named_as_a_reason_for_doubt(share, warned):
+    text = report([sample("smg", 0, 30, elsewhere_share=share)], 1, {}, {}).markdown()
+    assert ("busy with something else" in text) is warned

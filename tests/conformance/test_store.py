@@ -53,7 +53,7 @@ async def raw(redis_url: str) -> AsyncIterator[Redis]:
 
 async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(LIVENESS_S):
-        while not await holds():  # noqa: ASYNC110 - the state is another process's
+        while not await holds():
             await asyncio.sleep(0.01)
 
 

@@ -16,13 +16,14 @@ from controller.admin.plans import PlanChange, PlanService, UnknownPattern, Unkn
 from controller.admin.process import run
 from controller.admin.services import Services
 from controller.admin.slos import SloService
-from controller.fleet import EngineBeat, RouterBeat
+from controller.fleet import RouterBeat
 from controller.settings import AdminSettings, BadSettings
 from controller.store import Keys, MemoryStore, Store, StoreUnavailable, VersionConflict, open_store
 from engines.client import EngineClient, Prompt
 from engines.errors import EngineUnreachable, NoKvRoom, TransferFailed
 from engines.protocol import Config, PrepRecvAnswer, RemoteSendAnswer
-from engines.types import EngineInfo, KvLayout, Role
+from engines.telemetry import Heartbeat
+from engines.types import EngineInfo, EngineLoad, KvLayout, Role
 from tuner.plan import BadDocument, IssuedBy, Knobs, parse
 from tuner.plan import Plan as PlanDocument
 
@@ -98,7 +99,9 @@ class World:
             transports=("tcp",),
             epoch=epoch,
         )
-        await self.store.heartbeat(KEYS.engine(engine_id), msgspec.json.encode(EngineBeat(info=info)), 60)
+        await self.store.heartbeat(
+            KEYS.engine(engine_id), msgspec.json.encode(Heartbeat(info=info, load=EngineLoad())), 60
+        )
         return self.engines[f"http://{engine_id}"]
 
 

@@ -179,5 +179,5 @@ asyncio.run(main())
         parent.kill()
         await parent.wait()
     async with asyncio.timeout(LIVENESS_S):
-        while is_running(pid):  # noqa: ASYNC110 - nobody here can wait for a child of another process
+        while is_running(pid):
             await asyncio.sleep(0.02)

@@ -58,7 +58,7 @@ def arguments_of(pid: int) -> str:
 
 async def until(happened: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while not happened():  # noqa: ASYNC110 — the events are those of other processes
+        while not happened():
             await asyncio.sleep(0.02)
 
 

@@ -7,10 +7,11 @@ import pytest
 from rich.console import Console
 
 from controller.cli.top_drawing import draw, kv_bar
-from controller.fleet import EngineBeat, RouterBeat
+from controller.fleet import RouterBeat
 from controller.store import Keys, MemoryStore
 from controller.top import Observer, Percentiles, View, percentile, percentiles, summarize
 from engines.records import Outcome, RequestRecord
+from engines.telemetry import Heartbeat
 from engines.types import EngineInfo, EngineLoad, KvLayout
 from tuner.plan import IssuedBy, Knobs, Plan
 from tuner.slo import Slo, SloTable
@@ -63,7 +64,7 @@ def record() -> MakeRecord:
 
 
 @pytest.fixture
-def engine() -> EngineBeat:
+def engine() -> Heartbeat:
     info = EngineInfo(
         engine_id="e0",
         url="http://127.0.0.1:9000",
@@ -76,7 +77,7 @@ def engine() -> EngineBeat:
         epoch="1",
     )
     load = EngineLoad(running=3, queued=2, pending_prefill_tokens=1234, kv_used_tokens=500, kv_capacity_tokens=1000)
-    return EngineBeat(info=info, load=load)
+    return Heartbeat(info=info, load=load)
 
 
 def view_of(records: Sequence[RequestRecord], routers: Sequence[RouterBeat] = (ROUTER,), **how: object) -> View:
@@ -85,7 +86,7 @@ def view_of(records: Sequence[RequestRecord], routers: Sequence[RouterBeat] = (R
 
 
 def drawn(view: View) -> str:
-    console = Console(width=160, record=True, file=None, force_terminal=False, quiet=False)
+    console = Console(width=80, force_terminal=False)
     with console.capture() as captured:
         console.print(draw(view))
     return captured.get()
@@ -164,7 +165,7 @@ class TestObserver:
 
 
 class TestDrawing:
-    def test_everything_is_on_the_screen(self, record: MakeRecord, engine: EngineBeat) -> None:
+    def test_everything_is_on_the_screen(self, record: MakeRecord, engine: Heartbeat) -> None:
         screen = drawn(view_of([record(), record(outcome=Outcome.NO_ROOM)], engines=(engine,)))
         for part in (
             "test-model",
@@ -178,7 +179,7 @@ class TestDrawing:
             "no_room 1",
         ):
             assert part in screen
-        for part in ("router-1", "e0", "mixed", "1,234 tokens", "█████", "50%"):
+        for part in ("router-1", "e0", "mixed", "1,234 tok", "████····", "50%"):
             assert part in screen
 
     @pytest.mark.parametrize(
@@ -191,7 +192,7 @@ class TestDrawing:
         ],
     )
     def test_an_empty_view_says_why(
-        self, routers: Sequence[RouterBeat], with_engine: bool, says: str, engine: EngineBeat
+        self, routers: Sequence[RouterBeat], with_engine: bool, says: str, engine: Heartbeat
     ) -> None:
         assert says in drawn(view_of([], routers=routers, engines=(engine,) if with_engine else ()))
 
@@ -201,9 +202,9 @@ class TestDrawing:
     @pytest.mark.parametrize(
         ("used", "reserved", "capacity", "cells"),
         [
-            (0, 0, 100, "············ 0%"),
-            (50, 25, 100, "██████▒▒▒··· 50%"),
-            (200, 50, 100, "████████████ 200%"),
+            (0, 0, 100, "········ 0%"),
+            (50, 25, 100, "████▒▒·· 50%"),
+            (200, 50, 100, "████████ 200%"),
             (0, 0, 0, "–"),
         ],
     )

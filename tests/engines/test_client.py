@@ -243,7 +243,7 @@ async def test_a_stream_that_stalls_times_out_but_a_paused_one_does_not(connect)
     client = await connect(stall, idle_s=0.1)
     sink = Collect()
     exchange = client.start_generate("r1", "completions", b"{}", sink)
-    while not sink.body:  # noqa: ASYNC110 - a sink has no event to wait for
+    while not sink.body:
         await asyncio.sleep(0.001)
     exchange.pause()
     await asyncio.sleep(0.3)

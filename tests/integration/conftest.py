@@ -1,43 +1,20 @@
 """Fixtures for whole fleets; what they are made of is in `tests/support/fleet.py`."""
 
 import asyncio
-import json
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.support.fleet import EngineProcess, Fleet, Meddler, StartEngine, StartFleet, open_fleet, until
+from tests.support.fleet import Fleet, Meddler, StartEngine, StartFleet, engine_processes, open_fleet
 
 
 @pytest.fixture
 async def start_engine(tmp_path: Path) -> AsyncIterator[StartEngine]:
     """Start engines: `await start_engine("e0", kv_capacity_tokens=2000, …)`; all are gone when the test ends."""
-    processes: list[asyncio.subprocess.Process] = []
-
-    async def start(engine_id: str, **flags: object) -> EngineProcess:
-        ready = tmp_path / f"{engine_id}-{len(processes)}.json"
-        given = {"profile": "laptop", "engine_id": engine_id, "ready_file": ready} | flags
-        args = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-        log = (tmp_path / f"{engine_id}.log").open("ab")
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "engines.emulated", *args, stdout=log, stderr=log
-        )
-        log.close()
-        processes.append(process)
-        try:
-            await until(lambda: ready.exists() or process.returncode is not None, f"engine {engine_id} serves", 30)
-            return EngineProcess(engine_id, process, json.loads(ready.read_text())["url"])
-        except FileNotFoundError:
-            raise AssertionError((tmp_path / f"{engine_id}.log").read_text()) from None
-
-    yield start
-    for process in processes:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+    async with engine_processes(tmp_path) as start:
+        yield start
 
 
 @pytest.fixture

@@ -45,13 +45,16 @@ def text_in(answer: dict) -> str:
 
 
 async def test_no_room_on_d_goes_to_the_next_d(start_fleet):
-    fleet = await start_fleet(3, per_engine={"e1": {"kv_capacity_tokens": 600}})
+    fleet = await start_fleet(3, per_engine={"e1": {"kv_capacity_tokens": 1600}})
+    await fleet.plan("data_parallel", {"e0": "prefill", "e2": "prefill"})
+    filling = asyncio.create_task(ask(fleet, text(1000, salt="first"), max_tokens=300))
+    await until(lambda: _running(fleet, "e1"), "e1 is nearly full")
     await fleet.plan("disaggregated", {"e0": "prefill", "e1": "decode", "e2": "decode"}, policy="round_robin")
     for at in range(4):
         await ask(fleet, text(1000, salt=f"n{at}"))
-    records = await fleet.records(4)
-    assert {record.decode_engine for record in records} == {"e2"}
-    assert all(record.transferred_bytes for record in records)
+    *records, _ = [await fleet.records(4), await filling]
+    assert {record.decode_engine for record in records[0]} == {"e2"}
+    assert all(record.transferred_bytes for record in records[0])
     await fleet.settled()
 
 
@@ -233,9 +236,10 @@ async def test_a_stream_whose_last_engine_dies_ends_with_an_error_event(start_fl
         "POST", "/v1/completions", json=completion("hi", max_tokens=200, stream=True)
     ) as answer:
         async for line in answer.aiter_lines():
-            lines += [line] if line else []
-            if len(lines) == 5:
-                await fleet.engines["e0"].kill()
+            if line:
+                lines.append(line)
+                if len(lines) == 5:
+                    await fleet.engines["e0"].kill()
     assert json.loads(lines[-1][6:])["error"]["code"] in ("engine_failed", "no_engine")
     (record,) = await fleet.records(1)
     assert record.outcome is Outcome.FAILED
@@ -281,9 +285,9 @@ async def test_overload_with_admission_queue_holds_requests_in_the_router(start_
 async def test_overload_with_admission_shed_refuses_what_cannot_meet_its_slo(start_fleet):
     fleet = await start_fleet(1)
     await fleet.plan("disaggregated", admission="shed")
-    fleet.desk.fleet["e0"].view.prefill_tokens_per_s = 1000.0
     asking = asyncio.create_task(ask(fleet, text(7000, "long")))
     await until(lambda: fleet.desk.fleet["e0"].own_pending_tokens > 2000, "a long prompt is pending")
+    fleet.desk.fleet["e0"].view.prefill_tokens_per_s = 1000.0
     shed = await fleet.http.post("/v1/completions", json=completion(text(100)))
     assert (shed.status_code, shed.json()["error"]["code"]) == (429, "shed")
     assert "retry-after" in shed.headers

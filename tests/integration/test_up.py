@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import msgspec
 import openai
 import pytest
@@ -67,15 +68,17 @@ def start_up(environment: Mapping[str, str], tmp_path: Path) -> Iterator[StartUp
 
         def start(*flags: str) -> Up:
             output = tmp_path / "up.out"
-            with output.open("w") as out:
-                process = subprocess.Popen(
-                    [*TRIMTAB, "up", "--engines", "2", "--port", "0", "--admin-port", "0", *flags],
-                    env=environment, stdout=out, stderr=out, text=True,
-                )  # fmt: skip
+            process = begin_up(environment, output, *flags)
             held.callback(end_hard, process)
             return Up(process, until_announced(process, tmp_path / "trimtab", output), output)
 
         yield start
+
+
+def begin_up(environment: Mapping[str, str], output: Path, *flags: str) -> subprocess.Popen[str]:
+    command = [*TRIMTAB, "up", "--engines", "2", "--port", "0", "--admin-port", "0", *flags]
+    with output.open("w") as out:
+        return subprocess.Popen(command, env=environment, stdout=out, stderr=out, text=True)
 
 
 def end_hard(process: subprocess.Popen[str]) -> None:
@@ -178,6 +181,34 @@ def test_what_it_prints_is_enough_to_send_a_request(start_up: StartUp, environme
     assert up.nothing_is_left()
 
 
+def test_an_operator_moves_context_turns_engines_knobs_and_drains_an_engine(
+    start_up: StartUp, environment: Mapping[str, str]
+) -> None:
+    up = start_up()
+    token = {"authorization": f"Bearer {up.stack.admin_token}"}
+    with httpx.Client(base_url=f"{up.stack.admin_url}/v1", headers=token, timeout=30) as admin:
+
+        def loads(knob: str) -> list[object]:
+            return [engine["load"][knob] for engine in admin.get("/engines").json()["engines"]]
+
+        asked = {"source": "e0", "target": "e1", "prompt": list(range(100, 400))}
+        first, again = (admin.post("/migrations", json=asked).json() for _ in range(2))
+        assert (first["moved_tokens"], first["already_there_tokens"]) == (299, 0)
+        assert first["bytes"] > 0
+        assert (again["moved_tokens"], again["already_there_tokens"]) == (0, 299)
+        assert len(admin.get("/migrations").json()["migrations"]) == 2
+        wait_until(lambda: loads("kv_reserved_tokens") == [0, 0], "nothing stays reserved")
+
+        assert trimtab(environment, "plan", "set", "data_parallel", "--chunked-prefill-tokens", "320").returncode == 0
+        wait_until(lambda: loads("chunked_prefill_tokens") == [320, 320], "both engines have the knob")
+
+        assert admin.post("/engines/e0/drain").is_success
+        wait_until(lambda: loads("draining") == [True, False], "e0 drains")
+        assert chat(up.stack)
+        assert admin.post("/engines/e0/undrain").is_success
+        wait_until(lambda: loads("draining") == [False, False], "e0 takes work again")
+
+
 def test_a_child_that_dies_is_named_and_started_again(start_up: StartUp) -> None:
     up = start_up("--load", "chat")
     wait_until(lambda: len(records(up.stack)) > 0, "the built-in load is served")
@@ -197,6 +228,20 @@ def test_everything_dies_with_an_up_that_is_killed(start_up: StartUp) -> None:
     up = start_up()
     up.end(signal.SIGKILL)
     wait_until(up.nothing_is_left, "no child and no port is left")
+
+
+def test_ctrl_c_while_it_starts_leaves_nothing_either(environment: Mapping[str, str], tmp_path: Path) -> None:
+    output = tmp_path / "up.out"
+    process = begin_up(environment, output)
+    try:
+        wait_until(lambda: "Starting" in output.read_text() and len(children_of(process.pid)) == 3, "engines start")
+        children = children_of(process.pid)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=STOP_S) == 0
+    finally:
+        end_hard(process)
+    assert "Trimtab is up" not in output.read_text()
+    assert not any(runs(child) for child in children)
 
 
 def test_a_taken_port_is_named_before_anything_starts(environment: Mapping[str, str], tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import json
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,9 +27,14 @@ MODEL = "trimtab-demo"
 WORDS = "the quick brown fox jumps over the lazy dog and runs far away from every river it has ever seen "
 
 
-def text_of(words: int, salt: str = "") -> str:
-    """A prompt of about `words` words; different salts share no prefix."""
-    return (salt + " " + WORDS * (words // 19 + 1))[: words * 5]
+CHARACTERS_PER_TOKEN = 2.53
+"""Of the emulated engines' small vocabulary, on `WORDS`."""
+
+
+def text_of(tokens: int, salt: str = "") -> str:
+    """A prompt of about so many tokens; different salts share no prefix."""
+    size = int(tokens * CHARACTERS_PER_TOKEN)
+    return (salt + " " + WORDS * (size // len(WORDS) + 1))[:size]
 
 
 async def until(condition: Callable[[], Any], what: str, within_s: float = 20.0) -> Any:
@@ -70,6 +78,35 @@ class EngineProcess:
 
 
 StartEngine = Callable[..., Awaitable[EngineProcess]]
+
+
+@asynccontextmanager
+async def engine_processes(directory: Path) -> AsyncIterator[StartEngine]:
+    """A way to start engines; whatever was started is gone afterwards."""
+    processes: list[asyncio.subprocess.Process] = []
+
+    async def start(engine_id: str, **flags: object) -> EngineProcess:
+        ready = directory / f"{engine_id}-{len(processes)}.json"
+        given = {"profile": "laptop", "engine_id": engine_id, "ready_file": ready} | flags
+        args = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+        log = (directory / f"{engine_id}.log").open("ab")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "engines.emulated", *args, stdout=log, stderr=log
+        )
+        log.close()
+        processes.append(process)
+        await until(lambda: ready.exists() or process.returncode is not None, f"engine {engine_id} serves", 30)
+        if process.returncode is not None:
+            raise AssertionError((directory / f"{engine_id}.log").read_text())
+        return EngineProcess(engine_id, process, json.loads(ready.read_text())["url"])
+
+    try:
+        yield start
+    finally:
+        for process in processes:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
 
 
 @dataclass

@@ -38,7 +38,6 @@ def test_a_plan_survives_the_round_trip():
         ({"pattern": "data_parallel"}, "has no split"),
         ({"pattern": "migrate"}, "cannot be a plan"),
         ({"pattern": "no spaces"}, "pattern:"),
-        ({"roles": {"e0": "prefill"}}, "none would be left to decode"),
         ({"roles": {"e0": "boss"}}, "roles.e0"),
         ({"version": -1}, "version:"),
         ({"issued_by": "someone"}, "issued_by:"),

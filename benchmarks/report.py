@@ -1,0 +1,108 @@
+"""What every benchmark hands over: Markdown for people, JSON for programs, goals that are met or missed.
+
+A goal that is missed is reported as missed; nothing here fails. Benchmarks report, tests judge.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+class Goal(msgspec.Struct, frozen=True, kw_only=True):
+    """An upper bound on a measured value. `value` is `None` where it was not measured, and then so is `met`."""
+
+    name: str
+    value: float | None
+    goal: float
+    met: bool | None
+
+
+def at_most(name: str, value: float | None, goal: float) -> Goal:
+    return Goal(name=name, value=value, goal=goal, met=None if value is None else value <= goal)
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True):
+    """One table of the Markdown report with its heading and the sentences below it."""
+
+    title: str
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a run found out. `sections` are for the Markdown form only."""
+
+    benchmark: str
+    seed: int
+    versions: Mapping[str, str]
+    machine: Mapping[str, Any]
+    results: Sequence[Mapping[str, Any]]
+    goals: Sequence[Goal]
+    stretch: Sequence[Goal] = ()
+    skipped: Mapping[str, str] = {}
+    """Name -> why, for whatever should have been measured and was not."""
+    sections: Sequence[Section] = ()
+
+    def json(self) -> bytes:
+        """`{benchmark, seed, versions, machine, results, goals, stretch, skipped}`, indented."""
+        document = {name: value for name, value in msgspec.structs.asdict(self).items() if name != "sections"}
+        return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+
+    def markdown(self) -> str:
+        parts = [f"# {self.benchmark}", _facts(self.machine), _facts(self.versions)]
+        parts += [_section(section) for section in self.sections]
+        if self.skipped:
+            parts.append("\n".join(f"- skipped **{name}**: {why}" for name, why in self.skipped.items()))
+        parts += [_goals(title, goals) for title, goals in (("Goals", self.goals), ("Stretch", self.stretch)) if goals]
+        return "\n\n".join(parts) + "\n"
+
+
+def publish(report: Report, json_file: Path | None) -> None:
+    """Print the Markdown and, if asked, write the JSON."""
+    print(report.markdown())
+    if json_file is not None:
+        json_file.write_bytes(report.json())
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first column is left-aligned, the others (numbers) right-aligned."""
+    ruler = ["---", *["---:"] * (len(headers) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (headers, ruler, *rows))
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, thousands grouped, `–` for what was not measured."""
+    if value is None:
+        return "–"
+    magnitude = abs(value)
+    if magnitude >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if magnitude >= 10 else f"{value:.2f}"
+
+
+def percentiles(values: ArrayLike, wanted: Sequence[float]) -> list[float] | None:
+    """The given percentiles (0 to 100), each an observed value (nearest rank); `None` if there are no values."""
+    observed = np.asarray(values, dtype=float)
+    if observed.size == 0:
+        return None
+    return [float(found) for found in np.percentile(observed, wanted, method="inverted_cdf")]
+
+
+def _section(section: Section) -> str:
+    notes = "\n".join(f"- {note}" for note in section.notes)
+    return "\n\n".join(filter(None, (f"## {section.title}", table(section.headers, section.rows), notes)))
+
+
+def _facts(facts: Mapping[str, Any]) -> str:
+    return " · ".join(f"{name} {value}" for name, value in facts.items())
+
+
+def _goals(title: str, goals: Sequence[Goal]) -> str:
+    verdicts = {True: "met", False: "**missed**", None: "not measured"}
+    rows = [[goal.name, number(goal.value), f"≤ {goal.goal:g}", verdicts[goal.met]] for goal in goals]
+    return f"## {title}\n\n" + table(["goal", "measured", "bound", "verdict"], rows)

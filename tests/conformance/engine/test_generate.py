@@ -1,0 +1,214 @@
+"""start_generate: always an answer, one event a token, nothing lost and nothing twice when a stream moves here."""
+
+import asyncio
+import json
+
+import pytest
+
+MESSAGES = [{"role": "user", "content": "tell me something"}]
+
+
+def events_of(stream: str) -> list[dict]:
+    found = [line.removeprefix("data: ") for line in stream.split("\n\n") if line.startswith("data: ")]
+    assert found[-1] == "[DONE]"
+    return [json.loads(event) for event in found[:-1]]
+
+
+def pieces_of(events: list[dict], index: int = 0) -> list[str]:
+    choices = [choice for event in events for choice in event["choices"] if choice["index"] == index]
+    return [choice["text"] if "text" in choice else choice["delta"]["content"] for choice in choices]
+
+
+def timings_of(stream: str) -> dict:
+    comments = [part for part in stream.split("\n\n") if part.startswith(": trimtab ")]
+    assert len(comments) == 1
+    return json.loads(comments[0].removeprefix(": trimtab "))
+
+
+async def stream(caller, engine, api: str, resume: list[dict] | None = None, **body) -> str:
+    prompt = {"prompt": "Once upon a time"} if api == "completions" else {"messages": MESSAGES}
+    asked = {"model": engine.model, "stream": True, "stream_options": {"include_usage": True}, **prompt, **body}
+    call = {"request_id": "fixed", "api": api, "body": asked} | ({"resume": resume} if resume is not None else {})
+    answer = await caller.post(engine, "start_generate", **call)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    return answer.text
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+async def test_one_token_is_one_event_and_usage_counts_them(engine, caller, api):
+    events = events_of(await stream(caller, engine, api, max_tokens=20, ignore_eos=True))
+    assert len(pieces_of(events)) == 20
+    assert events[-1]["choices"] == []
+    assert events[-1]["usage"]["completion_tokens"] == 20
+    assert [event["choices"][0]["finish_reason"] for event in events[:-1]] == [None] * 19 + ["length"]
+
+
+async def test_chunk_ids_are_made_from_the_request_id(engine, caller):
+    assert {event["id"] for event in events_of(await stream(caller, engine, "completions", max_tokens=2))} == {
+        "cmpl-fixed"
+    }
+    assert {event["id"] for event in events_of(await stream(caller, engine, "chat", max_tokens=2))} == {
+        "chatcmpl-fixed"
+    }
+
+
+async def test_the_role_comes_with_the_first_token_and_only_there(engine, caller):
+    events = events_of(await stream(caller, engine, "chat", max_tokens=5, ignore_eos=True))
+    assert ["role" in event["choices"][0]["delta"] for event in events[:-1]] == [True] + [False] * 4
+
+
+async def test_timings_stand_just_before_the_end_of_a_stream(engine, caller):
+    text = await stream(caller, engine, "completions", max_tokens=4, ignore_eos=True)
+    assert text.split("\n\n")[-3].startswith(": trimtab ")
+    timings = timings_of(text)
+    assert (timings["output_tokens"], timings["prompt_tokens"]) == (4, 5)
+    assert min(timings["queue_s"], timings["prefill_s"], timings["decode_s"]) >= 0
+
+
+async def test_timings_are_a_header_of_a_plain_answer(engine, caller):
+    answer = await caller.generate(engine, caller.new_id(), caller.text(10), max_tokens=4, ignore_eos=True)
+    timings = json.loads(answer.headers["x-trimtab-timings"])
+    assert timings["output_tokens"] == 4
+    assert timings["tokens_agree"] is None
+
+
+async def test_stream_and_plain_answer_say_the_same(engine, caller):
+    text = caller.text(10)
+    plain = (await caller.generate(engine, caller.new_id(), text, max_tokens=300)).json()
+    streamed = await caller.generate(engine, caller.new_id(), text, max_tokens=300, stream=True)
+    assert "".join(pieces_of(events_of(streamed.text))) == plain["choices"][0]["text"]
+
+
+async def test_the_model_ends_by_itself_sometime(engine, caller):
+    answers = [
+        (await caller.generate(engine, caller.new_id(), caller.text(5), max_tokens=2000)).json() for _ in range(5)
+    ]
+    assert {answer["choices"][0]["finish_reason"] for answer in answers} == {"stop"}
+    lengths = {answer["usage"]["completion_tokens"] for answer in answers}
+    assert len(lengths) > 1
+
+
+async def test_min_tokens_holds_the_end_off(engine, caller):
+    answer = await caller.generate(engine, caller.new_id(), caller.text(5), max_tokens=500, min_tokens=500)
+    assert answer.json()["usage"]["completion_tokens"] == 500
+
+
+async def test_output_has_as_many_tokens_when_it_is_tokenized_again(engine, caller):
+    text = caller.text(5)
+    answer = (await caller.generate(engine, caller.new_id(), text, max_tokens=100)).json()
+    whole = await caller.tokens(engine, text + answer["choices"][0]["text"])
+    assert len(whole) == answer["usage"]["total_tokens"]
+
+
+async def test_a_mismatch_of_tokens_is_served_and_counted_and_its_kv_is_not_used(engine, sender, caller):
+    text = caller.text()
+    prompt = await caller.tokens(engine, text)
+    other = [*prompt[:40], prompt[40] ^ 1, *prompt[41:]]
+    request_id, reserved = await caller.reserve(engine, other, -1)
+    assert (await caller.send(sender, request_id, other, reserved, len(other) - 1)).status_code == 200
+    before = await caller.metric(engine, "trimtab_engine_token_mismatch_total")
+    answer = await caller.generate(engine, request_id, text, call={"prompt": other})
+    assert answer.status_code == 200
+    assert json.loads(answer.headers["x-trimtab-timings"])["tokens_agree"] is False
+    assert await caller.metric(engine, "trimtab_engine_token_mismatch_total") == before + 1
+    alone = await caller.generate(sender, caller.new_id(), text)
+    assert answer.json()["choices"] == alone.json()["choices"]
+
+
+async def test_choices_share_the_prompt_and_usage_adds_their_outputs(engine, caller):
+    text = caller.text()
+    answer = (await caller.generate(engine, caller.new_id(), text, n=3, max_tokens=10, ignore_eos=True)).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert len({choice["text"] for choice in answer["choices"]}) == 3
+    assert answer["usage"]["completion_tokens"] == 30
+    assert answer["usage"]["prompt_tokens"] == len(await caller.tokens(engine, text))
+
+
+async def test_choices_prefill_their_prompt_once(engine, caller):
+    text = caller.text()
+    before = await caller.metric(engine, "trimtab_engine_prefill_tokens_total")
+    await caller.generate(engine, caller.new_id(), text, n=3, max_tokens=4, ignore_eos=True)
+    prefilled = await caller.metric(engine, "trimtab_engine_prefill_tokens_total") - before
+    assert prefilled <= len(await caller.tokens(engine, text)) + 2
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+@pytest.mark.parametrize("delivered", [1, 7, 19])
+async def test_a_resumed_stream_has_no_gap_and_no_repeat(engine, sender, caller, api, delivered):
+    whole = events_of(await stream(caller, engine, api, max_tokens=20, ignore_eos=True))
+    before = pieces_of(whole)[:delivered]
+    resume = [{"index": 0, "text": "".join(before), "tokens": delivered}]
+    rest = events_of(await stream(caller, sender, api, resume, max_tokens=20, ignore_eos=True))
+    assert before + pieces_of(rest) == pieces_of(whole)
+    assert {k: rest[-1]["usage"][k] for k in ("prompt_tokens", "completion_tokens", "total_tokens")} == {
+        k: whole[-1]["usage"][k] for k in ("prompt_tokens", "completion_tokens", "total_tokens")
+    }
+    if api == "chat":
+        assert not any("role" in event["choices"][0]["delta"] for event in rest[:-1])
+
+
+async def test_a_resumed_stream_ends_where_the_model_would_have_ended_it(engine, sender, caller):
+    whole = events_of(await stream(caller, engine, "chat", max_tokens=2000))
+    before = pieces_of(whole)[:-1]
+    resume = [{"index": 0, "text": "".join(before), "tokens": len(before)}]
+    rest = events_of(await stream(caller, sender, "chat", resume, max_tokens=2000))
+    assert pieces_of(rest) == pieces_of(whole)[-1:]
+    assert rest[0]["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_choices_resume_each_from_where_it_was(engine, sender, caller):
+    whole = events_of(await stream(caller, engine, "completions", n=2, max_tokens=12, ignore_eos=True))
+    resume = [
+        {"index": 0, "text": "".join(pieces_of(whole, 0)), "tokens": 12, "finish_reason": "length"},
+        {"index": 1, "text": "".join(pieces_of(whole, 1)[:5]), "tokens": 5},
+    ]
+    rest = events_of(await stream(caller, sender, "completions", resume, n=2, max_tokens=12, ignore_eos=True))
+    assert pieces_of(rest, 0) == []
+    assert pieces_of(rest, 1) == pieces_of(whole, 1)[5:]
+    assert rest[-1]["usage"]["completion_tokens"] == 24
+
+
+async def test_resuming_what_had_all_been_delivered_only_ends_it(engine, caller):
+    whole = events_of(await stream(caller, engine, "completions", max_tokens=6, ignore_eos=True))
+    resume = [{"index": 0, "text": "".join(pieces_of(whole)), "tokens": 6}]
+    rest = events_of(await stream(caller, engine, "completions", resume, max_tokens=6, ignore_eos=True))
+    assert "".join(pieces_of(rest)) == ""
+    assert rest[0]["choices"][0]["finish_reason"] == "length"
+    assert rest[-1]["usage"]["completion_tokens"] == 6
+
+
+async def test_a_stop_string_held_back_before_a_resume_is_still_found(engine, sender, caller):
+    pieces = pieces_of(events_of(await stream(caller, engine, "completions", max_tokens=12, ignore_eos=True)))
+    stop = pieces[5][-2:] + pieces[6] + pieces[7][:2]
+    asked = {"max_tokens": 12, "ignore_eos": True, "stop": stop}
+    whole = pieces_of(events_of(await stream(caller, engine, "completions", **asked)))
+    resume = [{"index": 0, "text": "".join(pieces[:5]), "tokens": 5}]
+    rest = pieces_of(events_of(await stream(caller, sender, "completions", resume, **asked)))
+    assert "".join(pieces[:5]) + "".join(rest) == "".join(whole) == "".join(pieces).partition(stop)[0]
+
+
+async def test_a_client_that_leaves_ends_its_generation(engine, caller, eventually):
+    body = {"model": engine.model, "prompt": "go on", "max_tokens": 5000, "ignore_eos": True, "stream": True}
+    aborts = await caller.metric(engine, "trimtab_engine_aborts_total")
+    async with caller.http.stream("POST", f"{engine.url}/v1/completions", json=body) as answer:
+        received = answer.aiter_bytes()
+        await anext(received)
+        assert (await caller.load(engine))["running"] == 1
+
+    async def is_idle() -> bool:
+        return (await caller.load(engine))["running"] == 0
+
+    await eventually(is_idle)
+    assert await caller.metric(engine, "trimtab_engine_aborts_total") == aborts + 1
+
+
+async def test_abort_ends_a_running_generation(engine, caller):
+    request_id = caller.new_id()
+    asked = caller.generate(engine, request_id, "go on", max_tokens=5000, ignore_eos=True, stream=True)
+    running = asyncio.create_task(asked)
+    while (await caller.load(engine))["running"] == 0:
+        await asyncio.sleep(0.01)
+    assert (await caller.post(engine, "abort", request_id=request_id)).json() == {}
+    assert pieces_of(events_of((await running).text))
+    assert (await caller.load(engine))["kv_used_tokens"] == 0

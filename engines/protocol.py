@@ -17,7 +17,7 @@ Errors are `{"error": {"code", "message"}}` with a 4xx or 5xx status; codes are 
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -118,12 +118,15 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tokenize(msgspec.Struct, frozen=True, kw_only=True):
-    """Exactly one of `prompt` and `messages`; the other fields are those that a chat template may read."""
+    """Exactly one of `prompt` and `messages`; the other fields are those that a chat template may read.
+
+    A caller may splice them in as `msgspec.Raw`; decoding gives plain objects (msgspec decodes no optional `Raw`).
+    """
 
     prompt: str | None = None
-    messages: msgspec.Raw | None = None
-    tools: msgspec.Raw | None = None
-    chat_template_kwargs: msgspec.Raw | None = None
+    messages: Any = None
+    tools: Any = None
+    chat_template_kwargs: Any = None
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,6 +67,7 @@ class Engine:
             context_tokens=min(info.context_length_tokens, info.kv_capacity_tokens),
             default_max_tokens=default_max_tokens,
             vocab_size=tokenizer.vocab_size,
+            max_token_bytes=tokenizer.max_token_bytes,
         )
         self._kernel = kernel
         self._kv_address = kv_address

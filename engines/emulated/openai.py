@@ -89,6 +89,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int
     default_max_tokens: int
     vocab_size: int
+    max_token_bytes: int
 
 
 def read_ask(api: Api, raw: bytes | msgspec.Raw, tokenizer: Tokenizer, limits: Limits) -> Ask:
@@ -184,6 +185,7 @@ def _are_ids(given: list[str | int | list[int]]) -> bool:
 
 def _prompt(item: object, tokenizer: Tokenizer, limits: Limits) -> "array[int]":
     if isinstance(item, str):
+        _check_may_fit(len(item), limits)
         return array("I", tokenizer.encode(item))
     if not isinstance(item, list) or not all(isinstance(token, int) for token in item):
         raise BadBody("prompt must be a string, a list of token ids, or a list of either", "prompt")
@@ -215,6 +217,14 @@ def _ask(
         ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
     )
+
+
+def _check_may_fit(characters: int, limits: Limits) -> None:
+    """Spare the tokenizer what cannot fit however it is cut."""
+    if characters > limits.context_tokens * limits.max_token_bytes:
+        raise ContextTooLong(
+            f"the context is {limits.context_tokens} tokens, but {characters} characters are in the prompt: shorten it"
+        )
 
 
 def _output_limit(prompt_tokens: int, max_tokens: int | None, limits: Limits) -> int:

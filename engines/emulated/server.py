@@ -1,5 +1,6 @@
 """The HTTP face of the emulated engine: microserving verbs, OpenAI endpoints, health and metrics."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,7 @@ from engines.protocol import (
 )
 from engines.types import EngineInfo, EngineLoad
 
+LONG_BODY_BYTES = 16 * 1024
 SCHEMA_REF = "#/components/schemas/{name}"
 NewId = Callable[[], str]
 
@@ -81,7 +83,7 @@ class Verbs:
 
     async def start_generate(self, request: Request) -> Response:
         call = await self._body(request, StartGenerate)
-        ask = read_ask(call.api, call.body, self._engine.tokenizer, self._engine.limits)
+        ask = await read_ask_aside(self._engine, call.api, bytes(call.body))
         return respond(self._engine, ask, call.request_id, call)
 
     async def abort(self, request: Request) -> Response:
@@ -146,7 +148,7 @@ class OpenAi:
 
     async def _generate(self, request: Request, api: Api) -> Response:
         raw = await read_body(request, self._max_body_bytes)
-        ask = read_ask(api, raw, self._engine.tokenizer, self._engine.limits)
+        ask = await read_ask_aside(self._engine, api, raw)
         return respond(self._engine, ask, self._new_id(), None)
 
 
@@ -176,6 +178,13 @@ class Status:
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
 
+async def read_ask_aside(engine: Engine, api: Api, raw: bytes) -> Ask:
+    """`read_ask`, off the event loop for prompts so long that tokenizing them would hold up the passes."""
+    if len(raw) < LONG_BODY_BYTES:
+        return read_ask(api, raw, engine.tokenizer, engine.limits)
+    return await asyncio.to_thread(read_ask, api, raw, engine.tokenizer, engine.limits)
+
+
 def respond(engine: Engine, ask: Ask, request_id: str, call: StartGenerate | None) -> Response:
     """Start the generation and give the response that will carry it. `call` is there for the verb."""
     form = Format(ask, request_id, int(engine.clocks.wall()), engine.language)
@@ -187,10 +196,10 @@ def respond(engine: Engine, ask: Ask, request_id: str, call: StartGenerate | Non
     return PlainResponse(engine, engine.generate(ask, request_id, plain, *given), plain, with_timings=call is not None)
 
 
-def _optional(raw: msgspec.Raw | None, kind: Any, name: str) -> Any:
+def _optional(given: Any, kind: Any, name: str) -> Any:
     try:
-        return None if raw is None else msgspec.json.decode(raw, type=kind | None)
-    except (msgspec.DecodeError, RecursionError) as error:
+        return msgspec.convert(given, kind | None)
+    except msgspec.ValidationError as error:
         raise BadRequest(f"{name}: {error}") from error
 
 

@@ -28,7 +28,12 @@ async def test_a_chat_streams(engine, client):
 async def test_a_stream_ends_with_usage_if_asked_for(engine, client):
     options = {"include_usage": True}
     stream = await client.completions.create(
-        model=engine.model, prompt="hi", max_tokens=5, stream=True, stream_options=options, extra_body={"ignore_eos": True}
+        model=engine.model,
+        prompt="hi",
+        max_tokens=5,
+        stream=True,
+        stream_options=options,
+        extra_body={"ignore_eos": True},
     )
     chunks = [chunk async for chunk in stream]
     assert chunks[-1].choices == []

@@ -15,7 +15,7 @@ from controller.router.waiting import QueueFull, RoomQueue
 from controller.settings import Limits
 from engines.client import Prompt, Trace
 from engines.errors import Draining, EngineError, EngineTimeout, EngineUnreachable, NoKvRoom, TransferFailed
-from engines.protocol import ResumedChoice
+from engines.protocol import PrepRecvAnswer, ResumedChoice
 from tuner.placement import Placement, PlacementRequest, Verdict, admit, place
 from tuner.plan import Admission, Plan
 from tuner.prefix import BLOCK_BYTES, PrefixIndex, block_hashes
@@ -94,6 +94,7 @@ class Call:
         "prompt",
         "prompt_tokens",
         "request_id",
+        "reserving",
         "resume",
         "resumed",
         "slo",
@@ -145,6 +146,9 @@ class Call:
         self.transfer_failures = 0
         self.prefill_s: float | None = None
         self.transfer_s: float | None = None
+        self.reserving: asyncio.Future[PrepRecvAnswer] | None = None
+        """The last reservation asked for. A client that leaves does not cancel it: an abort that overtook it on the way
+        would find nothing to free, and the room would be lost until the reservation expires."""
         self._avoid: frozenset[str] = frozenset()
         self._touched: frozenset[str] = frozenset()
         self._leases: tuple[Lease | TransferSlot, ...] = ()
@@ -253,6 +257,10 @@ class Call:
         self._touched |= {engine.engine_id}
         return lease
 
+    def done_with(self, engine_id: str) -> None:
+        """The engine has answered: it holds nothing for this request any more."""
+        self._touched -= {engine_id}
+
     def avoid(self, engine_id: str) -> None:
         self._avoid |= {engine_id}
 
@@ -265,7 +273,7 @@ class Call:
 
     @property
     def touched(self) -> frozenset[str]:
-        """Engines that may hold something for this request."""
+        """Engines that may still hold something for this request, because a step on them did not end cleanly."""
         return self._touched
 
     # inside
@@ -278,8 +286,10 @@ class Call:
         self._leases += (slot,)
         self._touched |= {engine.engine_id}
         prompt = await self.tokenize()
+        asking = engine.client.prep_recv(self.request_id, prompt, end, RESERVATION_TTL_S, self.trace)
+        self.reserving = asyncio.ensure_future(asking)
         try:
-            answer = await engine.client.prep_recv(self.request_id, prompt, end, RESERVATION_TTL_S, self.trace)
+            answer = await asyncio.shield(self.reserving)
         except EngineError as error:
             slot.release()
             self._unreserved(engine, error)
@@ -293,7 +303,9 @@ class Call:
         if isinstance(error, EngineUnreachable):
             engine.failed()
             self.avoid(engine.engine_id)
-        elif not isinstance(error, NoKvRoom | Draining):
+            return
+        self.done_with(engine.engine_id)
+        if not isinstance(error, NoKvRoom | Draining):
             raise error
 
     async def _send_from(self, sender: Engine, reservation: Reservation) -> None:
@@ -309,8 +321,12 @@ class Call:
         except EngineUnreachable:
             sender.failed()
             raise
+        except EngineError:
+            self.done_with(sender.engine_id)
+            raise
         finally:
             lease.release()
+        self.done_with(sender.engine_id)
         self.prefill_engine = sender.engine_id
         self.transferred_bytes = answer.bytes
         self.prefill_s, self.transfer_s = answer.prefill_s, answer.transfer_s

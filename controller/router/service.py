@@ -189,6 +189,7 @@ class Service:
                 client.end()
             else:
                 await self._plain(call, step, engine, client, delivery)
+            call.done_with(engine.engine_id)
         except Refused as refused:
             if refused.status not in RETRY_ELSEWHERE:
                 raise
@@ -271,25 +272,25 @@ class Service:
             self._metrics.refused(delivery.outcome)
             return
         call.release()
-        if delivery.outcome is not Outcome.OK or call.attempts > 1:
-            finished_on = call.decode_engine if delivery.outcome is Outcome.OK else None
-            for engine_id in call.touched - {finished_on}:
-                self._background(self._abort(engine_id, call.request_id))
+        for engine_id in call.touched:
+            self._background(self._abort(engine_id, call))
         record = self._record(call, request, delivery)
         self._metrics.finished(record, call.slo)
         self._recorder.put(record)
 
-    async def _abort(self, engine_id: str, request_id: str) -> None:
+    async def _abort(self, engine_id: str, call: Call) -> None:
         """Free what a request may have left on an engine. One that is gone has nothing left to free."""
+        if call.reserving is not None:
+            await asyncio.gather(call.reserving, return_exceptions=True)
         engine = self._desk.fleet.get(engine_id)
         if engine is None:
             return
         try:
-            await engine.client.abort(request_id)
+            await engine.client.abort(call.request_id)
         except EngineError as error:
             if engine.view.available:
                 self._metrics.leaks.inc()
-                log.warning("abort_failed", engine=engine_id, request_id=request_id, error=error.message)
+                log.warning("abort_failed", engine=engine_id, request_id=call.request_id, error=error.message)
 
     def _record(self, call: Call, request: Request, delivery: Delivery) -> RequestRecord:
         now_s = self._desk.now_s()

@@ -7,7 +7,7 @@ piece. Everything that waits (connecting, a first byte that never comes) has a t
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import httptools
@@ -20,7 +20,10 @@ NEVER = float("inf")
 
 
 class Sink(Protocol):
-    """Where an answer goes. Called in order `on_head`, `on_body`*, then exactly one of `on_end` and `on_lost`."""
+    """Where an answer goes. Called in order `on_head`, `on_body`*, then exactly one of `on_end` and `on_lost`.
+
+    After `abort` only an `on_body` may still come, for what had already arrived.
+    """
 
     def on_head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         """Header names are lower case; of repeated ones the last counts."""
@@ -35,6 +38,10 @@ class Sink(Protocol):
         ...
 
 
+def _ignore(_: bytes) -> None:
+    """Where the pieces of no exchange go."""
+
+
 class Connection(asyncio.Protocol):
     """One connection; carries one exchange at a time."""
 
@@ -42,8 +49,9 @@ class Connection(asyncio.Protocol):
         self._pool = pool
         self._loop = pool.loop
         self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser | None = None
         self._sink: Sink | None = None
+        self.on_body: Callable[[bytes], None] = _ignore
         self._headers: dict[bytes, bytes] = {}
         self._idle_s = 0.0
         self._deadline_s = 0.0
@@ -61,7 +69,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.heard = True
         self._fresh = True
-        if self._sink is None:
+        if self._sink is None or self._parser is None:
             self.close()  # an engine that speaks unasked cannot be trusted with the next request
             return
         try:
@@ -83,20 +91,16 @@ class Connection(asyncio.Protocol):
         self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        if self._sink is not None:
+        if self._sink is not None and self._parser is not None:
             self._sink.on_head(self._parser.get_status_code(), self._headers)
 
-    def on_body(self, body: bytes) -> None:
-        if self._sink is not None:
-            self._sink.on_body(body)
-
     def on_message_complete(self) -> None:
-        sink = self._sink
-        if sink is None or self._parser.get_status_code() < 200:
+        sink, parser = self._sink, self._parser
+        if sink is None or parser is None or parser.get_status_code() < 200:
             return
         self._sink = None
         self._pool.over(self)
-        if self._parser.should_keep_alive():
+        if parser.should_keep_alive():
             self._pool.give_back(self)
         else:
             self.close()
@@ -109,6 +113,9 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self.closed:
             raise EngineUnreachable("the connection is closed")
         self._sink = sink
+        # A parser takes its callbacks when it is made: one per exchange hands pieces straight to the sink.
+        self.on_body = sink.on_body
+        self._parser = httptools.HttpResponseParser(self)
         self.heard = False
         self._idle_s = idle_s
         self._fresh = False

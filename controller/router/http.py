@@ -91,6 +91,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
+        self._send = self._transport.write  # type: ignore[union-attr]
         connection = transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -213,9 +214,8 @@ class ClientConnection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Send the next piece of a stream."""
-        transport = self._transport
-        if transport is not None and not self._closing:
-            transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        if not self._closing:
+            self._send(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def end(self) -> None:
         """End a stream."""

@@ -19,7 +19,8 @@ from engines.records import Outcome
 from engines.types import EngineTimings
 
 EVENT_END = b"\n\n"
-DONE = b"data: [DONE]\n\n"
+PIECES_PER_CHECK = 256
+"""How often the size of what is kept is looked at; adding it up per piece would cost every stream."""
 TIMINGS_KEY = TIMINGS_HEADER.encode()
 _timings = msgspec.json.Decoder(EngineTimings)
 
@@ -66,9 +67,8 @@ class Delivery:
         """Note that whole events went to the client."""
         self.last_s = now_s
         self._kept.append(data)
-        self._kept_bytes += len(data)
-        if self._kept_bytes > self._resume_bytes:
-            self._drop()
+        if not len(self._kept) % PIECES_PER_CHECK:
+            self._check_size()
 
     def resume(self) -> list[ResumedChoice] | None:
         """What the client has so far, by choice; `None` if it is too much to have been kept."""
@@ -82,6 +82,11 @@ class Delivery:
     @property
     def _events(self) -> int:
         return self._dropped_events + sum(piece.count(EVENT_END) for piece in self._kept)
+
+    def _check_size(self) -> None:
+        self._kept_bytes += sum(map(len, self._kept[-PIECES_PER_CHECK:]))
+        if self._kept_bytes > self._resume_bytes:
+            self._drop()
 
     def _drop(self) -> None:
         """Too much to keep: from now on only the number of events is known."""

@@ -116,7 +116,9 @@ def test_a_chats_role_is_no_token():
 
 
 def test_a_stream_too_long_to_keep_cannot_be_resumed():
-    delivery = Delivery(resume_bytes=100)
-    for _ in range(10):
+    delivery = Delivery(resume_bytes=1000)
+    for _ in range(600):
         delivery.passed_on(event("a"), 0.0)
     assert delivery.resume() is None
+    assert delivery.output_tokens == 599
+    assert len(delivery._kept) < 256

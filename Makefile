@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+JOBS ?= 3
 
 .PHONY: help up test lint format install bench lock clean
 
@@ -17,7 +18,7 @@ up: $(VENV)/.base
 	@exec $(BIN)/trimtab up $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -41,7 +41,7 @@ log = structlog.get_logger()
 
 BACKLOG = 2048
 HEARTBEAT_TTLS = 3
-GC_THRESHOLD = 20_000
+GC_THRESHOLD = 100_000
 ERRAND_S = 2.0
 """How long aborts on engines may take once the router has stopped serving."""
 

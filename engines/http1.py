@@ -56,6 +56,7 @@ class Connection(asyncio.Protocol):
         self._idle_s = 0.0
         self._deadline_s = 0.0
         self._fresh = False
+        self._paused = False
         self.reused = False
         self.heard = False
         self.closed = False
@@ -100,6 +101,7 @@ class Connection(asyncio.Protocol):
             return
         self._sink = None
         self._pool.over(self)
+        self.resume()  # a slow client may have paused it with the very piece that ended the answer
         if parser.should_keep_alive():
             self._pool.give_back(self)
         else:
@@ -127,11 +129,13 @@ class Connection(asyncio.Protocol):
         """Stop reading: whoever the answer is for is slower than the engine. The idle time-out stops too."""
         if self._transport is not None and not self.closed:
             self._transport.pause_reading()
+            self._paused = True
             self._deadline_s = NEVER
 
     def resume(self) -> None:
-        if self._transport is not None and not self.closed:
+        if self._paused and self._transport is not None and not self.closed:
             self._transport.resume_reading()
+            self._paused = False
             self._deadline_s = self._loop.time() + self._idle_s
 
     def close(self) -> None:

@@ -107,15 +107,15 @@ def split_end(prompt_tokens: int, offload_ratio: float) -> int:
     return max(1, min(prompt_tokens - 1, math.ceil((1 - offload_ratio) * prompt_tokens)))
 
 
-def admit(plan: Plan, slo: Slo, request: PlacementRequest, engine: EngineView) -> Verdict:
-    """Whether a request may start on the engine that ranks first for it."""
+def admit(plan: Plan, slo: Slo, request: PlacementRequest, decode: EngineView, prefill: EngineView) -> Verdict:
+    """Whether a request may start on the engines that rank first for it; without a split both are the same."""
     knobs = plan.knobs
     if knobs.admission is Admission.OFF:
         return Verdict.ADMIT
     if knobs.admission is Admission.SHED:
-        wait_s = engine.prefill_wait_s(request.uncached_on(engine.engine_id))
+        wait_s = prefill.prefill_wait_s(request.uncached_on(prefill.engine_id))
         return Verdict.SHED if wait_s is not None and wait_s * 1e3 > slo.ttft_ms else Verdict.ADMIT
-    full = knobs.max_running_per_engine is not None and engine.inflight >= knobs.max_running_per_engine
+    full = knobs.max_running_per_engine is not None and decode.inflight >= knobs.max_running_per_engine
     return Verdict.WAIT if full else Verdict.ADMIT
 
 

@@ -172,8 +172,11 @@ class Call:
         waited = False
         while True:
             for engine_id in self.placement.decode:
-                reservation = await self._reserve_on(self.desk.fleet[engine_id], end)
+                engine = self.desk.fleet.get(engine_id)
+                reservation = await self._reserve_on(engine, end) if engine is not None else None
                 if reservation is not None:
+                    if waited:
+                        self.desk.room.wake()  # there may be room for the next one as well
                     return reservation
             if not self.placement.decode:
                 raise EngineUnreachable("no engine is left to decode on")
@@ -193,8 +196,9 @@ class Call:
             self.desk.room.wake()
 
     async def _send(self, reservation: Reservation) -> bool:
-        engines = list(self.placement.prefill)
+        engines = [each for each in self.placement.prefill if each != reservation.engine_id]
         for _ in range(MAX_SENDS):
+            engines = [each for each in engines if self.desk.fleet.get(each) is not None]
             if not engines:
                 break
             try:
@@ -229,8 +233,7 @@ class Call:
             return
         waited = False
         while self.placement.decode:
-            engine = self.desk.fleet[self.placement.decode[0]]
-            verdict = admit(self.plan, self.slo, self._placement_request(), engine.view)
+            verdict = self._verdict()
             if verdict is Verdict.ADMIT:
                 return
             if verdict is Verdict.SHED:
@@ -307,6 +310,13 @@ class Call:
         self.done_with(engine.engine_id)
         if not isinstance(error, NoKvRoom | Draining):
             raise error
+
+    def _verdict(self) -> Verdict:
+        decode = self.desk.fleet.get(self.placement.decode[0])
+        prefill = self.desk.fleet.get(self.placement.prefill[0]) if self.placement.is_split else decode
+        if decode is None or prefill is None:
+            return Verdict.ADMIT  # it left this very moment; the pattern will find another
+        return admit(self.plan, self.slo, self._placement_request(), decode.view, prefill.view)
 
     async def _send_from(self, sender: Engine, reservation: Reservation) -> None:
         prompt = await self.tokenize()

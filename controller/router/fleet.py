@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from controller.fleet import Fleet as Heartbeats
+from controller.heartbeats import Heartbeats
 from controller.store import StoreUnavailable
 from engines.client import EngineClient
 from engines.errors import EngineError
@@ -176,7 +176,11 @@ class Fleet:
                 await self._remove(engine)
 
     async def _poll(self, url: str) -> None:
-        client = self._connect(url)
+        try:
+            client = self._connect(url)
+        except ValueError as error:
+            log.error("engine_refused", url=url, error=str(error))
+            return
         try:
             while True:
                 await self._ask(url, client)
@@ -205,6 +209,9 @@ class Fleet:
             return None
         if known is not None and known.info.epoch == info.epoch:
             return known
+        twin = self._engines.get(info.engine_id)
+        if twin is not None and twin.info.epoch == info.epoch and twin.view.available:
+            return None  # the same engine under another address: it stays known by the first
         await self._remove(known)
         role = self._plan.role_of(info.engine_id) if self._plan else EngineView(info.engine_id).role
         engine = Engine(info, client, EngineView(info.engine_id, role, available=False))

@@ -8,7 +8,7 @@ can make the router hold is bounded, and every wait for a client has a deadline.
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Protocol
@@ -50,6 +50,10 @@ class Flow(Protocol):
     def resume(self) -> None: ...
 
 
+Gate = Callable[[bytes, Mapping[bytes, bytes]], tuple[int, str] | None]
+"""Looks at target and headers before any body is taken in: the status and sentence to refuse with, or `None`."""
+
+
 class Handler(Protocol):
     def __call__(self, request: Request, client: "ClientConnection") -> asyncio.Task[None] | None:
         """Answer a request now, or return the task that will. The task is cancelled if the client leaves."""
@@ -75,6 +79,9 @@ class ClientConnection(asyncio.Protocol):
         self._bodyless = False
         self._closing = False
         self._in_headers = False
+        self._in_trailers = False
+        self._deaf = False
+        self._full = False
         self._header_bytes = 0
         self.deadline_s = self._now_s() + self._limits.header_s
         self._reset()
@@ -85,6 +92,7 @@ class ClientConnection(asyncio.Protocol):
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._header_bytes = 0
+        self._in_trailers = False
         self._arrived_s = 0.0
 
     # asyncio.Protocol
@@ -100,7 +108,7 @@ class ClientConnection(asyncio.Protocol):
             self.refuse(503, "the router has as many connections as it allows")
 
     def data_received(self, data: bytes) -> None:
-        if self._closing:
+        if self._closing or self._deaf:
             return
         if not self._arrived_s:
             self._arrived_s = self._now_s()
@@ -130,14 +138,22 @@ class ClientConnection(asyncio.Protocol):
             self._task.cancel("the client left")
 
     def pause_writing(self) -> None:
+        """The client is slow: produce no more for it and take no more from it."""
+        self._full = True
         self.deadline_s = self._now_s() + self._limits.send_s
+        self._transport.pause_reading()  # type: ignore[union-attr]
         if self._flow is not None:
             self._flow.pause()
 
     def resume_writing(self) -> None:
+        self._full = False
         self.deadline_s = float("inf")
         if self._flow is not None:
             self._flow.resume()
+        if not self._busy:
+            self._ready_for_more()
+        elif not self._waiting:
+            self._transport.resume_reading()  # type: ignore[union-attr]
 
     # httptools callbacks
 
@@ -145,13 +161,17 @@ class ClientConnection(asyncio.Protocol):
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_bytes += len(name) + len(value) + SEPARATORS_BYTES
+        if self._in_trailers:
+            self._check_header_size()  # counted and dropped: a trailer must not pass for a header
+            return
         name = name.lower()
         seen = self._headers.get(name)
         self._headers[name] = value if seen is None else seen + b", " + value
-        self._header_bytes += len(name) + len(value) + SEPARATORS_BYTES
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
+        self._in_trailers = True
         self._header_bytes += len(self._target)
         self._check_header_size()
         self._wait_for_client(self._limits.body_s)
@@ -163,6 +183,8 @@ class ClientConnection(asyncio.Protocol):
             self.refuse(400, "a request needs a Host header")
         elif length.isdigit() and int(length) > self._limits.body_bytes:
             self._refuse_large_body()
+        elif (refused := self._server.gate(self._target, self._headers)) is not None:
+            self.refuse(*refused)
         elif self._parser.should_upgrade():
             self.refuse(400, "this server does not upgrade connections")
         elif b"expect" in self._headers:
@@ -190,7 +212,7 @@ class ClientConnection(asyncio.Protocol):
         keep_alive = self._parser.should_keep_alive()
         modern = self._parser.get_http_version() == "1.1"
         self._reset()
-        if self._busy:
+        if self._busy or self._full or self._waiting:
             self._waiting.append((request, keep_alive and modern))
             self._transport.pause_reading()  # type: ignore[union-attr]
         else:
@@ -209,6 +231,8 @@ class ClientConnection(asyncio.Protocol):
     def start(self, status: int, content_type: bytes, first: bytes, flow: Flow, extra: Headers = b"") -> None:
         """Begin a streamed answer with its first piece; `flow` is paused while the client is slow."""
         self._flow = flow
+        if self._full:
+            flow.pause()
         framing = b"transfer-encoding: chunked" if self._chunked else b"cache-control: no-cache"
         self._write(b"%b\r\n%b" % (self._head(status, content_type, extra, framing), self._framed(first)))
 
@@ -222,12 +246,6 @@ class ClientConnection(asyncio.Protocol):
         if self._chunked:
             self._write(b"0\r\n\r\n")
         self._finished()
-
-    def cut(self) -> None:
-        """Give up on a stream that cannot be completed: close without its end, so that the client can tell."""
-        self._closing = True
-        if self._transport is not None:
-            self._transport.close()
 
     # for the server
 
@@ -247,20 +265,22 @@ class ClientConnection(asyncio.Protocol):
             self._transport.abort()
 
     def finish_and_close(self) -> None:
-        """Take no further request; close now or when the current answer is complete."""
+        """Take no further request; close now, or when the request that has begun is answered."""
         self._keep_alive = False
-        if not self._busy:
+        if not self._busy and not self._arrived_s:
             self._close()
 
     def refuse(self, status: int, sentence: str) -> None:
-        """Answer what cannot be served as HTTP, and close."""
-        if self._closing:
+        """Answer what cannot be served as HTTP, and close; not before an answer that is under way is complete."""
+        if self._closing or self._deaf:
             return
         self._keep_alive = False
-        if not self._busy:
-            body = self._server.refusal(status, sentence)
-            length = b"content-length: %d" % len(body)
-            self._write(b"%b\r\n%b" % (self._head(status, b"application/json", b"", length), body))
+        if self._busy or self._waiting:
+            self._deaf = True
+            return
+        body, extra = self._server.refusal(status, sentence)
+        length = b"content-length: %d" % len(body)
+        self._write(b"%b\r\n%b" % (self._head(status, b"application/json", extra, length), body))
         self._linger()
 
     # inside
@@ -279,13 +299,19 @@ class ClientConnection(asyncio.Protocol):
         self._flow = self._task = None
         if not self._keep_alive:
             self._close()
-            return
+        elif not self._full:
+            self._ready_for_more()
+
+    def _ready_for_more(self) -> None:
+        """Nothing is being answered, and the client has room for answers."""
         self._wait_for_client(self._limits.header_s if self._arrived_s else self._limits.keep_alive_s)
         if self._waiting:
             self._loop.call_soon(self._next)
+        elif not self._closing:
+            self._transport.resume_reading()  # type: ignore[union-attr]
 
     def _next(self) -> None:
-        if self._busy or self._closing or not self._waiting:
+        if self._busy or self._closing or self._full or not self._waiting:
             return
         request, keep_alive = self._waiting.popleft()
         if not self._waiting:
@@ -354,12 +380,15 @@ class HttpServer:
     def __init__(
         self,
         handler: Handler,
-        refusal: Callable[[int, str], bytes],
+        refusal: Callable[[int, str], tuple[bytes, bytes]],
         limits: Limits,
         loop: asyncio.AbstractEventLoop,
         now_s: Callable[[], float],
         wall_clock_s: Callable[[], float],
+        gate: Gate = lambda _target, _headers: None,
     ) -> None:
+        """`refusal` makes the body and header lines of an answer from a status and a sentence."""
+        self.gate = gate
         self.handler = handler
         self.refusal = refusal
         self.limits = limits

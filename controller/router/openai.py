@@ -100,6 +100,8 @@ def parse(path: bytes, raw: bytes, model: str) -> Asked:
         body = _decoder.decode(raw)
     except msgspec.ValidationError as error:
         raise _wrong_type(str(error)) from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
     field = "messages" if api == "chat" else "prompt"

@@ -7,6 +7,7 @@ again if the engine dies before they are complete.
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -43,6 +44,7 @@ class Delivery:
         "_kept",
         "_kept_bytes",
         "_resume_bytes",
+        "ended",
         "error_code",
         "first_s",
         "last_s",
@@ -59,6 +61,8 @@ class Delivery:
         self.first_s: float | None = None
         self.last_s = 0.0
         self.timings: EngineTimings | None = None
+        self.ended = False
+        """The client has the whole answer: nothing more may be written for it."""
         self.outcome = Outcome.OK
         self.status = 200
         self.error_code: str | None = None
@@ -71,7 +75,7 @@ class Delivery:
             self._check_size()
 
     def resume(self) -> list[ResumedChoice] | None:
-        """What the client has so far, by choice; `None` if it is too much to have been kept."""
+        """What the client has so far, by choice; `None` if it was too much to keep, or more than text."""
         return None if self._dropped_events else delivered_choices(b"".join(self._kept))
 
     @property
@@ -222,14 +226,10 @@ class PlainRelay:
             self.done.set_exception(error)
 
 
-class _Delta(msgspec.Struct):
-    content: str | None = None
-
-
 class _Choice(msgspec.Struct):
     index: int = 0
     text: str | None = None
-    delta: _Delta | None = None
+    delta: dict[str, Any] | None = None
     finish_reason: str | None = None
 
 
@@ -240,15 +240,24 @@ class _Event(msgspec.Struct):
 _event = msgspec.json.Decoder(_Event)
 
 
-def delivered_choices(stream: bytes) -> list[ResumedChoice]:
-    """Read delivered events back: the text of each choice so far, and one token for each event that had some."""
+TEXT_FIELDS = frozenset({"role", "content"})
+
+
+def delivered_choices(stream: bytes) -> list[ResumedChoice] | None:
+    """Read delivered events back: the text of each choice so far, and one token for each event that had some.
+
+    `None` if a delta held more than text (a tool call, reasoning): no engine could go on in the middle of that.
+    """
     text: dict[int, list[str]] = {}
     finished: dict[int, str] = {}
     for line in stream.split(EVENT_END):
         if not line.startswith(b"data: {"):
             continue
         for choice in _event.decode(line[len(b"data: ") :]).choices:
-            piece = choice.text if choice.delta is None else choice.delta.content
+            delta = choice.delta or {}
+            if any(delta[name] for name in delta.keys() - TEXT_FIELDS):
+                return None
+            piece = choice.text if choice.delta is None else delta.get("content")
             text.setdefault(choice.index, []).extend([piece] if piece else [])
             if choice.finish_reason is not None:
                 finished[choice.index] = choice.finish_reason

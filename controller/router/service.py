@@ -2,7 +2,8 @@
 
 import asyncio
 import hmac
-from collections.abc import Callable, Coroutine
+import secrets
+from collections.abc import Callable, Coroutine, Mapping
 
 import msgspec
 import structlog
@@ -17,6 +18,7 @@ from controller.router.openai import APIS, ApiError, parse
 from controller.router.patterns import data_parallel
 from controller.router.records import Recorder
 from controller.router.relay import Delivery, PlainRelay, Refused, StreamRelay
+from controller.router.tokens import NO_TOKENS
 from controller.settings import RouterSettings
 from engines.client import Trace
 from engines.errors import EngineError, EngineTimeout, EngineUnreachable
@@ -61,7 +63,9 @@ class Service:
         self._wall_clock_s = wall_clock_s
         self._loop = desk.loop
         self._served = 0
-        self._id_prefix = settings.router_id.removeprefix("router-")
+        # Not the router's id, which may be the same after a restart: engines and readers of records tell requests apart
+        # by this.
+        self._id_prefix = secrets.token_hex(4)
         self._idle = asyncio.Event()
         self._idle.set()
         self.inflight = 0
@@ -77,7 +81,6 @@ class Service:
         """Handle one request: small pages at once, completions as a task."""
         path = request.path
         try:
-            self._authorize(path, request)
             if path in APIS and request.method == b"POST":
                 return self._loop.create_task(self._serve(request, client))
             page = self._pages.get(path)
@@ -87,6 +90,14 @@ class Service:
         except ApiError as error:
             client.respond(error.status, error.body(), extra=error.headers())
         return None
+
+    def gate(self, target: bytes, headers: Mapping[bytes, bytes]) -> tuple[int, str] | None:
+        """Refuse who may not come in, before any of the body is taken."""
+        if self._authorization is None or not target.startswith(b"/v1/"):
+            return None
+        if hmac.compare_digest(headers.get(b"authorization", b""), self._authorization):
+            return None
+        return 401, "wrong or missing API key: send 'Authorization: Bearer …'"
 
     async def drained(self) -> None:
         """Return once nothing is in flight."""
@@ -129,7 +140,7 @@ class Service:
         if call.plan.pattern != DATA_PARALLEL and call.asked.splittable:
             try:
                 await call.tokenize()
-            except (ValueError, EngineError) as error:
+            except NO_TOKENS as error:
                 # The engine that gets the whole body says what is wrong with it, if anything is.
                 log.info("prompt_kept_whole", request_id=call.request_id, error=str(error))
                 call.keep_whole = True
@@ -171,9 +182,11 @@ class Service:
         try:
             async for step in steps:
                 await self._generate(call, step, client, delivery)
-        except BaseException:
+                break
+            else:
+                raise ApiError(500, f"the pattern '{call.plan.pattern}' generated nothing", code="bad_pattern")
+        finally:
             await steps.aclose()
-            raise
 
     async def _generate(self, call: Call, step: Generate, client: ClientConnection, delivery: Delivery) -> None:
         """Have one engine generate, and pass its answer on."""
@@ -186,10 +199,12 @@ class Service:
         try:
             if call.asked.stream:
                 await self._stream(call, step, engine, self._stream_relay(call, client, delivery, lease))
+                delivery.ended = True
                 client.end()
             else:
                 await self._plain(call, step, engine, client, delivery)
             call.done_with(engine.engine_id)
+            self._learn(call, engine, delivery)
         except Refused as refused:
             if refused.status not in RETRY_ELSEWHERE:
                 raise
@@ -206,6 +221,13 @@ class Service:
     def _stream_relay(self, call: Call, client: ClientConnection, delivery: Delivery, lease: Lease) -> StreamRelay:
         done = self._loop.create_future()
         return StreamRelay(client, delivery, done, self._desk.now_s, lease.prefilled, _named(call))
+
+    def _learn(self, call: Call, engine: Engine, delivery: Delivery) -> None:
+        """The engine's own timings tell how fast it prefills."""
+        if delivery.timings is not None and not call.resumed:
+            engine.prefilled(
+                delivery.timings.prompt_tokens - delivery.timings.cached_tokens, delivery.timings.prefill_s
+            )
 
     async def _stream(self, call: Call, step: Generate, engine: Engine, relay: StreamRelay) -> None:
         exchange = relay.exchange = self._start(call, step, engine, relay)
@@ -225,6 +247,7 @@ class Service:
             exchange.abort()
         delivery.timings = relay.timings
         delivery.first_s = delivery.last_s = self._desk.now_s()
+        delivery.ended = True
         client.respond(200, relay.content, relay.content_type, _named(call))
 
     def _start(self, call: Call, step: Generate, engine: Engine, relay: StreamRelay | PlainRelay) -> Exchange:
@@ -234,25 +257,22 @@ class Service:
 
     # edges
 
-    def _authorize(self, path: bytes, request: Request) -> None:
-        if self._authorization is None or not path.startswith(b"/v1/"):
-            return
-        given = request.headers.get(b"authorization", b"")
-        if not hmac.compare_digest(given, self._authorization):
-            raise ApiError(401, "wrong or missing API key: send 'Authorization: Bearer …'", code="invalid_api_key")
-
     def _apologise(self, error: ApiError | Refused | EngineError, client: ClientConnection, delivery: Delivery) -> None:
         """Turn what went wrong into an answer, or into the last event of a stream that has begun."""
-        if isinstance(error, Refused):
+        if isinstance(error, Refused) and delivery.first_s is None:
             delivery.status, delivery.outcome = error.status, Outcome.REJECTED
             delivery.error_code = error.error.code
             client.respond(error.status, error.content)
             return
-        shown = error if isinstance(error, ApiError) else _for_client(error)
+        shown = (
+            error if isinstance(error, ApiError) else _for_client(error.error if isinstance(error, Refused) else error)
+        )
         delivery.status, delivery.error_code = shown.status, shown.code
         delivery.outcome = OUTCOMES.get(shown.code or "", Outcome.REJECTED if shown.status < 500 else Outcome.FAILED)
         if isinstance(error, EngineTimeout):
             delivery.outcome = Outcome.TIMEOUT
+        if delivery.ended:
+            return
         if delivery.first_s is None:
             client.respond(shown.status, shown.body(), extra=shown.headers())
         else:

@@ -9,7 +9,7 @@ import msgspec
 from controller.router.fleet import Fleet
 from controller.router.openai import ABSENT, Asked
 from engines.client import Prompt
-from engines.errors import EngineUnreachable
+from engines.errors import EngineError, EngineUnreachable
 from engines.protocol import Tokenize
 from engines.tokenizer import Tokenizer
 
@@ -17,9 +17,13 @@ INLINE_BYTES = 16 * 1024
 """Longer prompts are tokenized on a thread: the tokenizer releases the GIL, and the event loop goes on."""
 
 
+NO_TOKENS = (ValueError, msgspec.DecodeError, RecursionError, EngineError)
+"""What a prompt that cannot be tokenized raises; the engine that gets the whole body then says what is wrong."""
+
+
 class TokenSource(Protocol):
     async def encode(self, asked: Asked, fleet: Fleet) -> Prompt:
-        """The ids of a single prompt. Raises `ValueError` or `EngineError` if it has none that we can make."""
+        """The ids of a single prompt. Raises one of `NO_TOKENS` if it has none that we can make."""
         ...
 
 
@@ -44,9 +48,9 @@ class OwnTokens:
 
     def _chat(self, asked: Asked) -> list[int]:
         return self._tokenizer.encode_chat(
-            msgspec.json.decode(asked.content),
-            tools=_value(asked.body.tools),
-            template_kwargs=_value(asked.body.chat_template_kwargs),
+            msgspec.json.decode(asked.content, type=list[dict[str, Any]]),
+            tools=_value(asked.body.tools, list[dict[str, Any]]),
+            template_kwargs=_value(asked.body.chat_template_kwargs, dict[str, Any]),
         )
 
 
@@ -83,5 +87,5 @@ def _given(raw: msgspec.Raw) -> msgspec.Raw | None:
     return None if raw == ABSENT else raw
 
 
-def _value(raw: msgspec.Raw) -> Any:
-    return None if raw == ABSENT else msgspec.json.decode(raw)
+def _value(raw: msgspec.Raw, kind: Any) -> Any:
+    return None if raw == ABSENT else msgspec.json.decode(raw, type=kind | None)

@@ -23,7 +23,7 @@ class RoomQueue:
 
         Raises `QueueFull` at once, or `TimeoutError`. A cancelled waiter leaves the queue and passes its wake on.
         """
-        if len(self._waiters) >= self._limit:
+        if len(self._waiters) >= self._limit and not first:
             raise QueueFull
         turn = asyncio.get_running_loop().create_future()
         if first:

@@ -73,8 +73,11 @@ class Collect:
     def on_head(self, status, headers) -> None:
         self.status = status
 
+    on_piece = staticmethod(lambda: None)
+
     def on_body(self, data: bytes) -> None:
         self.body += data
+        self.on_piece()
 
     def on_end(self) -> None:
         self.over.set_result(None)
@@ -250,6 +253,21 @@ async def test_a_stream_that_stalls_times_out_but_a_paused_one_does_not(connect)
     assert not sink.over.done()
     exchange.resume()
     assert isinstance(await sink.over, errors.EngineTimeout)
+
+
+async def test_a_connection_that_was_paused_by_the_last_piece_serves_the_next_request(connect):
+    async def at_once(reader, writer) -> None:
+        for _ in range(2):
+            await read_request(reader)
+            writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
+            await writer.drain()
+
+    client = await connect(at_once, first_byte_s=5)
+    for _ in range(2):
+        sink = Collect()
+        exchange = client.start_generate("r1", "completions", b"{}", sink)
+        sink.on_piece = exchange.pause
+        assert await sink.over is None
 
 
 async def test_after_abort_the_sink_hears_nothing_more(connect):

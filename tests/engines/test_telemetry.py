@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from controller.embedded import embedded_redis
+from controller.stack.embedded import embedded_redis
 from controller.store.keys import Keys
 from engines.records import PassRecord, TransferRecord
 from engines.telemetry import EngineKeys, Heartbeat, Recorder, Telemetry, connect

@@ -4,18 +4,22 @@ import asyncio
 import json
 from collections import Counter
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+import engines.emulated
 from tests.support.fleet import MODEL, Fleet, engine_processes, open_fleet
 
 REQUESTS, BATCH = 10_000, 100
+TOKENIZER = Path(engines.emulated.__file__).parent / "tokenizer"
 DELIBERATE_5XX: set[str] = set()
 """Codes a healthy fleet may answer with a 5xx: none."""
 
+DEEP = b"[" * 20_000
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
@@ -76,7 +80,9 @@ spoilt = st.builds(
     json_values,
 )
 documents = st.one_of(likely, likely, likely, unlikely, spoilt).map(lambda document: json.dumps(document).encode())
-bodies = st.one_of(*[documents] * 8, st.binary(max_size=60), json_values.map(lambda value: json.dumps(value).encode()))
+bodies = st.one_of(
+    *[documents] * 8, st.binary(max_size=60), st.just(DEEP), json_values.map(lambda value: json.dumps(value).encode())
+)
 requests = st.fixed_dictionaries(
     {
         "method": st.sampled_from(["POST"] * 20 + ["GET", "PUT", "DELETE"]),
@@ -158,7 +164,7 @@ def test_ten_thousand_strange_requests_break_nothing_and_leak_nothing(redis_url,
 
 async def _start(stack: AsyncExitStack, tmp_path, redis_url: str) -> Fleet:
     start = await stack.enter_async_context(engine_processes(tmp_path))
-    engines = {name: await start(name, time_scale=0.1) for name in ("e0", "e1", "e2")}
-    fleet = await stack.enter_async_context(open_fleet(engines, redis_url, {}))
+    started = {name: await start(name, time_scale=0.1) for name in ("e0", "e1", "e2")}
+    fleet = await stack.enter_async_context(open_fleet(started, redis_url, {"tokenizer": TOKENIZER}))
     await fleet.plan("balanced", {"e0": "prefill"}, offload_ratio=0.2, admission="queue", max_running_per_engine=32)
     return fleet

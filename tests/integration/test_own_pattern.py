@@ -1,6 +1,7 @@
 """The example in docs/patterns.md is installed as a user would install it, and serves."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,23 @@ async def test_a_plan_with_a_pattern_that_is_not_installed_is_refused_and_the_ol
     answer = await fleet.http.post("/v1/completions", json={"model": MODEL, "prompt": "hi", "max_tokens": 2})
     assert answer.status_code == 200
     assert 'trimtab_documents_refused_total{kind="plan"} 1.0' in (await fleet.http.get("/metrics")).text
+
+
+@pytest.mark.parametrize("body", ["return\n    yield", "yield call.generate('nobody')", "1 / 0\n    yield"])
+async def test_a_broken_pattern_is_an_error_to_its_client_and_harms_no_one_else(
+    body, tmp_path, monkeypatch, start_fleet
+):
+    info = tmp_path / "broken-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[trimtab.patterns]\nbroken = broken_pattern:broken\n")
+    (tmp_path / "broken_pattern.py").write_text(f"async def broken(call):\n    {body}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "broken_pattern", raising=False)
+    fleet = await start_fleet(1)
+    await fleet.plan("broken")
+    ask = {"model": MODEL, "prompt": "hi", "max_tokens": 2}
+    assert (await fleet.http.post("/v1/completions", json=ask)).status_code >= 500
+    await fleet.plan("data_parallel")
+    assert (await fleet.http.post("/v1/completions", json=ask)).status_code == 200
+    await fleet.settled()

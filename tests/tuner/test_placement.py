@@ -198,7 +198,7 @@ ADMISSION_CASES = [
 
 @pytest.mark.parametrize(("given", "engine", "verdict"), ADMISSION_CASES)
 def test_admission_follows_the_plan(given, engine, verdict):
-    assert admit(given, SLO, request(), engine) is verdict
+    assert admit(given, SLO, request(), engine, engine) is verdict
 
 
 def test_placing_changes_nothing_and_is_repeatable():

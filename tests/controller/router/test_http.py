@@ -8,6 +8,7 @@ import pytest
 from controller.router.http import ClientConnection, HttpServer, Request
 from controller.settings import Limits
 
+LARGE_BYTES = 1_000_000
 GET = b"GET /x HTTP/1.1\r\nhost: a\r\n\r\n"
 
 
@@ -32,6 +33,8 @@ class Echo:
             client.start(200, b"text/plain", b"one", flow=self)
             client.write(b"two")
             client.end()
+        elif request.path == b"/large":
+            client.respond(200, b"x" * LARGE_BYTES)
         elif request.path == b"/flood":
             client.start(200, b"text/plain", b"x", flow=self)
         else:
@@ -62,12 +65,18 @@ def limits() -> Limits:
     return Limits(header_bytes=2048, body_bytes=4096, header_s=30, body_s=30, connections=3)
 
 
+def refusal(status: int, sentence: str) -> tuple[bytes, bytes]:
+    return f"{status} {sentence}".encode(), b"x-refused: yes\r\n"
+
+
+def gate(target: bytes, _headers) -> tuple[int, str] | None:
+    return (401, "closed") if target.startswith(b"/secret") else None
+
+
 @pytest.fixture
 async def server(echo: Echo, limits: Limits):
     loop = asyncio.get_running_loop()
-    http = HttpServer(
-        echo, lambda status, why: b"%d %b" % (status, why.encode()), limits, loop, time.monotonic, time.time
-    )
+    http = HttpServer(echo, refusal, limits, loop, time.monotonic, time.time, gate)
     listening = await loop.create_server(http.protocol, "127.0.0.1", 0)
     sweeping = loop.create_task(http.sweep(0.02))
     http.port = listening.sockets[0].getsockname()[1]
@@ -227,6 +236,35 @@ async def test_whoever_is_told_that_a_body_is_too_large_can_read_it_while_still_
     assert (await raw.rest()).startswith(b"HTTP/1.1 413")
 
 
+async def test_the_gate_refuses_before_any_body_is_taken(connect, echo):
+    raw = await connect(b"POST /secret HTTP/1.1\r\nhost: a\r\ncontent-length: 4000\r\n\r\n")
+    answer = await raw.rest()
+    assert answer.startswith(b"HTTP/1.1 401")
+    assert b"x-refused: yes\r\n" in answer
+    assert echo.asked == []
+
+
+async def test_trailers_are_no_headers(connect, echo):
+    head = b"POST /x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+    raw = await connect(head + b"1\r\na\r\n0\r\nauthorization: forged\r\n\r\n")
+    await raw.until(b"POST /x a")
+    assert b"authorization" not in echo.asked[0].headers
+
+
+async def test_endless_trailers_are_refused(connect, echo):
+    head = b"POST /x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+    raw = await connect(head + b"1\r\na\r\n0\r\n" + b"x: y\r\n" * 1000)
+    assert (await raw.rest()).startswith(b"HTTP/1.1 431")
+    assert echo.asked == []
+
+
+async def test_nonsense_behind_a_request_does_not_spoil_its_answer(connect, echo):
+    raw = await connect(GET.replace(b"/x", b"/slow") + b"nonsense\r\n\r\n")
+    answer = await raw.rest()
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.endswith(b"late")
+
+
 async def test_nonsense_after_a_good_request_closes_without_a_second_answer(connect, echo):
     raw = await connect(GET + b"nonsense\r\n\r\n")
     answer = await raw.rest()
@@ -262,6 +300,29 @@ async def test_a_client_that_reads_nothing_is_paused_and_then_dropped(connect, l
     for _ in range(400):
         echo.clients[0].write(b"y" * 65536)
     assert echo.paused == 1
+    async with asyncio.timeout(10):
+        await server.closed()
+
+
+async def test_a_client_that_reads_nothing_cannot_pile_up_answers(connect, echo, server):
+    raw = await connect(GET.replace(b"/x", b"/large") * 500)
+    await asyncio.sleep(0.3)
+    assert len(echo.asked) < 100
+    assert echo.clients[0]._transport.get_write_buffer_size() < 3 * LARGE_BYTES
+    answers = 0
+    async with asyncio.timeout(30):
+        while answers < 500:
+            answers += (await raw.reader.readexactly(LARGE_BYTES)).count(b"HTTP/1.1 200")
+            if len(echo.asked) == 500 and answers >= 490:
+                break
+
+
+@pytest.mark.parametrize("limits", [Limits(keep_alive_s=0.2, send_s=30)])
+async def test_a_slow_reader_that_goes_idle_is_closed_like_any_other(connect, limits, echo, server):
+    raw = await connect(GET.replace(b"/x", b"/large") * 100)
+    await asyncio.sleep(0.1)
+    assert echo.clients[0]._full
+    await raw.rest()
     async with asyncio.timeout(10):
         await server.closed()
 

@@ -115,6 +115,11 @@ def test_a_chats_role_is_no_token():
     assert (choice.text, choice.tokens) == ("hi", 1)
 
 
+@pytest.mark.parametrize("more", ['"tool_calls":[{"index":0}]', '"reasoning_content":"hm"'])
+def test_what_is_more_than_text_cannot_be_resumed(more):
+    assert delivered_choices(f'data: {{"choices":[{{"index":0,"delta":{{{more}}}}}]}}\n\n'.encode()) is None
+
+
 def test_a_stream_too_long_to_keep_cannot_be_resumed():
     delivery = Delivery(resume_bytes=1000)
     for _ in range(600):

@@ -43,6 +43,16 @@ async def test_a_full_queue_refuses_at_once():
     await task
 
 
+async def test_one_who_was_woken_in_vain_is_not_turned_away_by_a_newcomer():
+    queue, order = RoomQueue(1), []
+    newcomer = await started(queue, "newcomer", order)
+    woken = await started(queue, "woken", order, first=True)
+    queue.wake()
+    queue.wake()
+    await asyncio.gather(newcomer, woken)
+    assert order == ["woken", "newcomer"]
+
+
 async def test_nobody_waits_longer_than_allowed_and_a_timed_out_place_is_free_again():
     queue = RoomQueue(1)
     for _ in range(2):

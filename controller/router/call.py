@@ -349,12 +349,8 @@ class Call:
             await engine.client.abort(self.request_id)
 
     def _placement_request(self) -> PlacementRequest:
-        return PlacementRequest(
-            prompt_tokens=self.prompt_tokens,
-            cached_tokens=self._cached_tokens(),
-            avoid=self._avoid,
-            splittable=self.prompt is not None and not self.keep_whole,
-        )
+        splittable = self.prompt is not None and not self.keep_whole
+        return PlacementRequest(self.prompt_tokens, self._cached_tokens(), self._avoid, splittable)
 
     def _cached_tokens(self) -> dict[str, int]:
         """The index knows blocks of bytes; spread the prompt's tokens evenly over its bytes."""

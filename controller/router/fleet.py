@@ -31,20 +31,24 @@ class Lease:
         self._released = False
         engine.own_inflight += 1
         engine.own_pending_tokens += prefill_tokens
-        engine.view.kv_free_tokens = max(0, engine.view.kv_free_tokens - prefill_tokens)
+        free_tokens = engine.view.kv_free_tokens - prefill_tokens
+        engine.view.kv_free_tokens = free_tokens if free_tokens > 0 else 0
         engine.refresh()
 
     def prefilled(self) -> None:
         """The prompt is done (first token, or KV sent): it no longer waits for prefill."""
-        self._engine.own_pending_tokens -= self._prefill_tokens
-        self._prefill_tokens = 0
-        self._engine.refresh()
+        if self._prefill_tokens:
+            self._engine.own_pending_tokens -= self._prefill_tokens
+            self._prefill_tokens = 0
+            self._engine.refresh()
 
     def release(self) -> None:
         if not self._released:
             self._released = True
             self._engine.own_inflight -= 1
-            self.prefilled()
+            self._engine.own_pending_tokens -= self._prefill_tokens
+            self._prefill_tokens = 0
+            self._engine.refresh()
 
 
 class TransferSlot:
@@ -74,6 +78,7 @@ class Engine:
     own_inflight: int = 0
     own_pending_tokens: int = 0
     own_transfers: int = 0
+    _reported_inflight: int = 0
 
     @property
     def engine_id(self) -> str:
@@ -82,12 +87,15 @@ class Engine:
     def refresh(self) -> None:
         """The larger of what this router has in flight and what the engine reports; see `EngineView`."""
         view, reported = self.view, self.reported
-        view.inflight = max(self.own_inflight, reported.running + reported.queued)
-        view.pending_prefill_tokens = max(self.own_pending_tokens, reported.pending_prefill_tokens)
+        own, seen = self.own_inflight, self._reported_inflight
+        view.inflight = own if own > seen else seen
+        own, seen = self.own_pending_tokens, reported.pending_prefill_tokens
+        view.pending_prefill_tokens = own if own > seen else seen
 
     def report(self, load: EngineLoad) -> None:
         """Take in a fresh load snapshot; an engine that answers and does not drain is available."""
         self.reported = load
+        self._reported_inflight = load.running + load.queued
         self.view.available = not load.draining
         self.view.kv_free_tokens = load.kv_free_tokens
         self.refresh()

@@ -169,24 +169,28 @@ class Service:
             call.replace()
 
     async def _attempt(self, call: Call, client: ClientConnection, delivery: Delivery) -> None:
-        """Run the pattern once; what is left of a broken stream needs no pattern, only another engine."""
-        pattern = call.pattern
+        """Place the request once. What is left of a broken stream needs no pattern, only another engine."""
         if delivery.first_s is not None:
-            call.resume = delivery.resume()
-            if call.resume is None:
-                raise EngineError("the stream broke off and is too long to be continued elsewhere")
-            call.resumed += 1
-            self._metrics.resumed.inc()
-            pattern = data_parallel
-        steps = pattern(call)
+            self._resume(call, delivery)
+        elif call.pattern is not data_parallel:
+            return await self._run_pattern(call, client, delivery)
+        return await self._generate(call, Generate(call.placement.decode[0]), client, delivery)
+
+    async def _run_pattern(self, call: Call, client: ClientConnection, delivery: Delivery) -> None:
+        steps = call.pattern(call)
         try:
             async for step in steps:
-                await self._generate(call, step, client, delivery)
-                break
-            else:
-                raise ApiError(500, f"the pattern '{call.plan.pattern}' generated nothing", code="bad_pattern")
+                return await self._generate(call, step, client, delivery)
         finally:
             await steps.aclose()
+        raise ApiError(500, f"the pattern '{call.plan.pattern}' generated nothing", code="bad_pattern")
+
+    def _resume(self, call: Call, delivery: Delivery) -> None:
+        call.resume = delivery.resume()
+        if call.resume is None:
+            raise EngineError("the stream broke off and cannot be continued elsewhere")
+        call.resumed += 1
+        self._metrics.resumed.inc()
 
     async def _generate(self, call: Call, step: Generate, client: ClientConnection, delivery: Delivery) -> None:
         """Have one engine generate, and pass its answer on."""

@@ -2,20 +2,33 @@
 
 import logging
 import sys
+from collections.abc import Sequence
+from typing import TextIO
 
 import structlog
+from structlog.typing import Processor
+
+# Local variables stay out of tracebacks: in this program they are prompts, keys and bodies of clients.
+FOR_MACHINES: Sequence[Processor] = (
+    structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)),
+    structlog.processors.JSONRenderer(),
+)
+FOR_PEOPLE: Sequence[Processor] = (
+    structlog.dev.set_exc_info,
+    structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+)
 
 
-def configure(level: int = logging.INFO) -> None:
-    """Set up logging for this process. Prompts, tokens and secrets are never passed to it."""
-    pretty = sys.stderr.isatty()
+def configure(level: int = logging.INFO, stream: TextIO | None = None) -> None:
+    """Set up logging for this process, to `stream` or standard error. Prompts, tokens and secrets are never passed
+    to it."""
+    stream = stream or sys.stderr
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.dict_tracebacks if not pretty else structlog.dev.set_exc_info,
-            structlog.dev.ConsoleRenderer() if pretty else structlog.processors.JSONRenderer(),
+            *(FOR_PEOPLE if stream.isatty() else FOR_MACHINES),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(file=stream),
     )

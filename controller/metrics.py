@@ -101,6 +101,7 @@ class RouterMetrics:
         self.store_up = Gauge(
             "trimtab_store_up", "1 while the store answers", registry=registry, multiprocess_mode="livemin"
         )
+        # Set at each fold rather than read at a scrape: another process may be the one that is scraped.
         self._sums = {
             name: Gauge(f"trimtab_{name}", help_, registry=registry, multiprocess_mode="livesum")
             for name, help_ in (
@@ -111,12 +112,13 @@ class RouterMetrics:
                 ("records_buffered", "Request records not yet in the store"),
             )
         }
+        self._followed: dict[Gauge, Callable[[], float]] = {}
         self._classes: dict[str, _OfClass] = {}
         self._store_is_up: bool | None = None
 
     def follow(self, name: str, value: Callable[[], float]) -> None:
-        """Read a gauge from its owner at each scrape instead of counting it up and down."""
-        self._sums[name].set_function(value)
+        """Read a gauge from its owner at each fold instead of counting it up and down."""
+        self._followed[self._sums[name]] = value
 
     def store_seen(self, *, up: bool) -> bool:
         """Note whether the store answered; true if that is news."""
@@ -135,6 +137,10 @@ class RouterMetrics:
     def finished(self, record: RequestRecord, slo: Slo) -> None:
         series = self._classes.get(record.slo_class) or self._new_class(record.slo_class)
         series.outcomes[record.outcome] += 1
+        if record.transfer_failures:
+            self.transfer_failures.inc(record.transfer_failures)
+        if record.transferred_bytes:
+            self.transferred.inc(record.transferred_bytes)
         if record.outcome is not Outcome.OK:
             return
         if slo.met(record.ttft_s, record.tpot_s):
@@ -144,13 +150,13 @@ class RouterMetrics:
             series.ttft.observe(record.ttft_s)
         if record.tpot_s is not None:
             series.tpot.observe(record.tpot_s)
-        if record.transferred_bytes:
-            self.transferred.inc(record.transferred_bytes)
 
     def fold(self) -> None:
         """Bring everything counted since the last fold into the registry; call it before a scrape and now and then."""
         for series in self._classes.values():
             series.fold()
+        for gauge, value in self._followed.items():
+            gauge.set(value())
 
     def _new_class(self, slo_class: str) -> _OfClass:
         series = self._classes[slo_class] = _OfClass(self, slo_class)

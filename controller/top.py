@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from controller.fleet import Fleet, RouterBeat
+from controller.heartbeats import Heartbeats, RouterBeat
 from controller.store.keys import Keys
 from controller.store.protocol import Entry, Store
 from engines.records import Outcome, RequestRecord
@@ -181,7 +181,7 @@ class Observer:
         self._store = store
         self._model = model
         self._keys = keys
-        self._fleet = Fleet(store, keys)
+        self._heartbeats = Heartbeats(store, keys)
         self._window = RecordWindow(store, keys.requests, window_s)
 
     async def view(self, now_s: float) -> View:
@@ -190,8 +190,8 @@ class Observer:
             await self._window.read(now_s),
             await self._slos(),
             await self._plan(),
-            tuple((await self._fleet.engines()).values()),
-            tuple((await self._fleet.routers()).values()),
+            tuple((await self._heartbeats.engines()).values()),
+            tuple((await self._heartbeats.routers()).values()),
             self._window.window_s,
         )
 

@@ -6,8 +6,8 @@ import pytest
 import pytest_asyncio
 from redis import Redis
 
-from controller.embedded import EmbeddedRedis, embedded_redis, find_server
-from controller.embedded import free_port as find_free_port
+from controller.stack.embedded import EmbeddedRedis, embedded_redis, find_server
+from controller.stack.embedded import free_port as find_free_port
 
 
 def pytest_report_header() -> str:

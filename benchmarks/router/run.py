@@ -24,7 +24,7 @@ from benchmarks.router.processes import Behind, NotStarted, Running, backend, lo
 from benchmarks.router.scenarios import SCENARIOS, Scenario
 from benchmarks.router.summary import Sample, report
 from benchmarks.router.targets import DIRECT, TARGETS, Place, Target
-from controller.embedded import embedded_redis, free_port
+from controller.stack.embedded import embedded_redis, free_port
 
 ENGINES = 2
 WARM_UP_S = 0.3

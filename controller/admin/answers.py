@@ -7,7 +7,7 @@ import msgspec
 from pydantic import BaseModel, Field
 
 from controller.admin.migrations import Migration
-from controller.fleet import RouterBeat
+from controller.heartbeats import RouterBeat
 from engines.telemetry import Heartbeat
 from engines.types import Role
 from tuner.plan import Plan

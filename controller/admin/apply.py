@@ -7,7 +7,7 @@ import structlog
 
 from controller.admin.engine_calls import EngineCalls, UnknownEngine
 from controller.admin.plans import PlanService
-from controller.fleet import Fleet
+from controller.heartbeats import Heartbeats
 from controller.store.protocol import StoreUnavailable
 from engines.errors import EngineError
 from engines.protocol import Config
@@ -30,9 +30,9 @@ def wanted(knobs: Knobs) -> Config | None:
 class KnobApplier:
     """Tells each life of each engine the plan's knobs once, and again after any change of them."""
 
-    def __init__(self, plans: PlanService, fleet: Fleet, calls: EngineCalls) -> None:
+    def __init__(self, plans: PlanService, heartbeats: Heartbeats, calls: EngineCalls) -> None:
         self._plans = plans
-        self._fleet = fleet
+        self._heartbeats = heartbeats
         self._calls = calls
         self._told: dict[str, tuple[str, Config]] = {}
         """Engine id → epoch of its process and what that process accepted."""
@@ -50,7 +50,7 @@ class KnobApplier:
         """One round. Engines that fail are tried again in the next."""
         plan = await self._plans.current()
         config = wanted(plan.knobs) if plan is not None else None
-        live = await self._fleet.engines()
+        live = await self._heartbeats.engines()
         self._told = {engine_id: told for engine_id, told in self._told.items() if engine_id in live}
         if config is not None:
             await self._tell_all(live, config)

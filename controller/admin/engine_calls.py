@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from controller.fleet import Fleet
+from controller.heartbeats import Heartbeats
 from engines.client import EngineClient
+from engines.errors import EngineUnreachable
 from engines.protocol import Config
 from engines.telemetry import Heartbeat
 
@@ -26,9 +27,12 @@ class UnknownEngine(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineCalls:
-    """Raises `UnknownEngine` for an id without a heartbeat and `EngineError` for what the engine answered."""
+    """Raises `UnknownEngine` for an id without a heartbeat and `EngineError` for what the engine answered.
 
-    fleet: Fleet
+    An engine that announces an address of no use is an `EngineUnreachable`.
+    """
+
+    heartbeats: Heartbeats
     connect: Connect
 
     async def drain(self, engine_id: str, on: bool) -> None:
@@ -45,8 +49,14 @@ class EngineCalls:
     @contextlib.asynccontextmanager
     async def client(self, engine_id: str) -> AsyncIterator[EngineClient]:
         """A client of one live engine, closed at the end."""
-        live = await self.fleet.engines()
+        live = await self.heartbeats.engines()
         if engine_id not in live:
             raise UnknownEngine(engine_id, live)
-        async with contextlib.aclosing(self.connect(live[engine_id].info.url)) as client:
+        async with contextlib.aclosing(self._connected(engine_id, live[engine_id].info.url)) as client:
             yield client
+
+    def _connected(self, engine_id: str, url: str) -> EngineClient:
+        try:
+            return self.connect(url)
+        except ValueError as error:
+            raise EngineUnreachable(f"engine {engine_id!r} announces an address of no use: {error}") from error

@@ -72,7 +72,7 @@ def plan_routes(services: Services) -> APIRouter:
 
 
 async def _answer(services: Services, plan: Plan) -> IssuedPlan:
-    live = await services.fleet.engines()
+    live = await services.heartbeats.engines()
     return IssuedPlan(plan=plan, warnings=_warnings(plan, tuple(live)))
 
 
@@ -110,7 +110,7 @@ def fleet_routes(services: Services) -> APIRouter:
     @routes.get("/engines", summary="Live engines, their role and load")
     async def engines() -> EngineList:
         plan = await services.plans.current()
-        return EngineList(engines=[engine_view(beat, plan) for beat in (await services.fleet.engines()).values()])
+        return EngineList(engines=[engine_view(beat, plan) for beat in (await services.heartbeats.engines()).values()])
 
     @routes.post("/engines/{engine_id}/drain", summary="Have an engine refuse new work and finish what runs")
     async def drain(engine_id: str) -> DrainAnswer:
@@ -126,7 +126,7 @@ def fleet_routes(services: Services) -> APIRouter:
     async def routers() -> RouterList:
         plan = await services.plans.current()
         version = 0 if plan is None else plan.version
-        beats = (await services.fleet.routers()).values()
+        beats = (await services.heartbeats.routers()).values()
         return RouterList(plan_version=version, routers=[router_view(beat, version) for beat in beats])
 
     return routes

@@ -12,7 +12,7 @@ from controller.admin.migrations import MigrationService
 from controller.admin.patterns import KnownPatterns, installed_patterns
 from controller.admin.plans import PlanService
 from controller.admin.slos import SloService
-from controller.fleet import Fleet
+from controller.heartbeats import Heartbeats
 from controller.store.keys import Keys
 from controller.store.protocol import Store
 from engines.client import EngineClient
@@ -23,7 +23,7 @@ class Services:
     store: Store
     plans: PlanService
     slos: SloService
-    fleet: Fleet
+    heartbeats: Heartbeats
     calls: EngineCalls
     migrations: MigrationService
     applier: KnobApplier
@@ -40,16 +40,16 @@ class Services:
         """The store stays the caller's to close."""
         keys = Keys(model)
         plans = PlanService(store, keys, now_s, known)
-        fleet = Fleet(store, keys)
-        calls = EngineCalls(fleet, connect)
+        heartbeats = Heartbeats(store, keys)
+        calls = EngineCalls(heartbeats, connect)
         return cls(
             store=store,
             plans=plans,
             slos=SloService(store, keys),
-            fleet=fleet,
+            heartbeats=heartbeats,
             calls=calls,
             migrations=MigrationService(store, keys, calls, now_s, lambda: secrets.token_hex(6)),
-            applier=KnobApplier(plans, fleet, calls),
+            applier=KnobApplier(plans, heartbeats, calls),
         )
 
     async def bootstrap(self) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.cli.errors import CliError
-from controller.running import RunningStack, find_running, runtime_dir
+from controller.stack.running import RunningStack, find_running, runtime_dir
 
 if TYPE_CHECKING:
     from controller.cli.admin_client import AdminClient

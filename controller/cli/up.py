@@ -30,7 +30,11 @@ def up(
         typer.Option(envvar="TRIMTAB_ADMIN_TOKEN", help="Bearer token of the admin API; made up unless given"),
     ] = None,
     redis_url: Annotated[
-        str | None, typer.Option(envvar="TRIMTAB_REDIS_URL", help="A Redis to use; one is started unless given")
+        str | None,
+        typer.Option(
+            envvar="TRIMTAB_REDIS_URL",
+            help="A Redis to use; one is started unless given. With a password in it, rather set TRIMTAB_REDIS_URL",
+        ),
     ] = None,
 ) -> None:
     """Run Redis, engines, controller and router on this machine until Ctrl-C.
@@ -42,8 +46,8 @@ def up(
     * `trimtab up --port 0 --admin-port 0`
     """
     from controller.cli.errors import CliError
-    from controller.stack import StackFailed, run
-    from controller.stack_parts import StackOptions
+    from controller.stack.parts import StackOptions
+    from controller.stack.stack import StackFailed, run
 
     options = StackOptions(
         engines=engines,

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import json
 import os
 import signal
 import socket
@@ -11,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from http import HTTPStatus
 
 import msgspec
 import structlog
@@ -18,8 +18,7 @@ import uvloop
 from prometheus_client import CollectorRegistry, generate_latest, multiprocess
 
 from controller import logs
-from controller.fleet import Fleet as Heartbeats
-from controller.fleet import RouterBeat
+from controller.heartbeats import Heartbeats, RouterBeat
 from controller.metrics import RouterMetrics
 from controller.router.board import Board
 from controller.router.call import Desk
@@ -31,7 +30,7 @@ from controller.router.records import Recorder
 from controller.router.service import Service
 from controller.router.tokens import open_token_source
 from controller.router.waiting import RoomQueue
-from controller.router.workers import MULTIPROCESS_DIR, run_workers
+from controller.router.workers import MULTIPROCESS_DIR, announce, run_workers
 from controller.settings import RouterSettings
 from controller.store import Keys, Store, StoreUnavailable, open_store
 from engines.client import EngineClient, VerbTimeouts
@@ -42,20 +41,22 @@ log = structlog.get_logger()
 BACKLOG = 2048
 HEARTBEAT_TTLS = 3
 GC_THRESHOLD = 100_000
+RESTART_AFTER_S = 1.0
 ERRAND_S = 2.0
 """How long aborts on engines may take once the router has stopped serving."""
 
 
 def run(settings: RouterSettings) -> int:
     """Serve until SIGTERM or SIGINT; the exit code."""
-    logs.configure()
     if settings.workers > 1:
+        logs.configure()
         return run_workers(settings, run_one)
     return run_one(settings)
 
 
 def run_one(settings: RouterSettings) -> int:
     """One router process."""
+    logs.configure()
     return uvloop.run(_serve(settings))
 
 
@@ -89,15 +90,16 @@ class RunningRouter:
         self._server = server
 
     async def drain(self, limit_s: float) -> None:
-        """Take no new connection and finish what runs, for at most `limit_s` seconds."""
+        """Take no new connection, finish what runs and send it whole, for at most `limit_s` seconds."""
         self.service.draining = True
         self._server.close()
         self.http.finish()
         try:
             async with asyncio.timeout(limit_s):
                 await self.service.drained()
+                await self.http.closed()  # an answer that is complete here may still be on its way to a slow client
         except TimeoutError:
-            log.warning("drain_cut_short", inflight=self.service.inflight)
+            log.warning("drain_cut_short", inflight=self.service.inflight, connections=self.http.connections)
 
 
 @asynccontextmanager
@@ -117,36 +119,50 @@ async def router(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
         desk = _desk(settings, loop)
         board = Board(load_patterns(), metrics, desk.fleet.apply)
         service = Service(settings, desk, board, recorder, metrics, exposed, errands.start, time.time)
-        http = HttpServer(service, _refusal, settings.limits, loop, time.monotonic, time.time)
+        http = HttpServer(service, _refusal, settings.limits, loop, time.monotonic, time.time, service.gate)
         _follow_gauges(metrics, service, desk, http, recorder)
         server = await _listen(settings, http, loop)
         stack.push_async_callback(_close, server, http)
         running = RunningRouter(service, http, server, _url(settings, server))
-        tasks.start(http.sweep())
-        tasks.start(recorder.run())
+        tasks.keep(http.sweep)
+        tasks.keep(recorder.run)
         heartbeats = Heartbeats(store, keys) if store is not None else None
-        tasks.start(desk.fleet.run(heartbeats, settings.heartbeat_s))
+        tasks.keep(partial(desk.fleet.run, heartbeats, settings.heartbeat_s))
         if store is not None:
-            tasks.start(board.follow(store, keys))
-            tasks.start(_heartbeat(settings, store, keys, board, running))
-        _announce(settings, running.url)
+            tasks.keep(partial(board.follow, store, keys))
+            tasks.keep(partial(_heartbeat, settings, store, keys, board, metrics, running))
+        if settings.ready_file is not None:
+            announce(settings.ready_file, running.url, settings.router_id)
         yield running
 
 
 class _Background:
-    """Tasks that nobody awaits. One that fails is logged: the router serves on without it.
+    """Tasks that nobody awaits. One that fails is logged and the router serves on; one that is to be kept begins anew.
 
     On exit they get `grace_s` to finish and are then cancelled.
     """
 
-    def __init__(self, grace_s: float) -> None:
+    def __init__(self, grace_s: float, pause_s: float = RESTART_AFTER_S) -> None:
         self._grace_s = grace_s
+        self._pause_s = pause_s
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+
+    def keep(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Run `work` for as long as the router does; if it fails, again after a pause."""
+        self.start(self._kept(work))
+
+    async def _kept(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        while True:
+            try:
+                return await work()
+            except Exception:
+                log.exception("background_task_failed", task=_name(work))
+            await asyncio.sleep(self._pause_s)
 
     async def __aenter__(self) -> "_Background":
         return self
@@ -162,6 +178,10 @@ class _Background:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("background_task_failed", task=task.get_coro().__qualname__, exc_info=error)  # type: ignore[union-attr]
+
+
+def _name(work: Callable[[], object]) -> str:
+    return getattr(work.func if isinstance(work, partial) else work, "__qualname__", repr(work))
 
 
 def _desk(settings: RouterSettings, loop: asyncio.AbstractEventLoop) -> Desk:
@@ -219,15 +239,9 @@ def _url(settings: RouterSettings, server: asyncio.Server) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _announce(settings: RouterSettings, url: str) -> None:
-    if settings.ready_file is not None:
-        content = {"url": url, "router_id": settings.router_id, "pid": os.getpid()}
-        partial_file = settings.ready_file.with_suffix(".part")
-        partial_file.write_text(json.dumps(content))
-        partial_file.replace(settings.ready_file)
-
-
-async def _heartbeat(settings: RouterSettings, store: Store, keys: Keys, board: Board, running: RunningRouter) -> None:
+async def _heartbeat(
+    settings: RouterSettings, store: Store, keys: Keys, board: Board, metrics: RouterMetrics, running: RunningRouter
+) -> None:
     """Say that this router lives and which plan it has applied; at once when that changes."""
     key, ttl_s = keys.router(settings.router_id), HEARTBEAT_TTLS * settings.heartbeat_s
     while True:
@@ -242,8 +256,10 @@ async def _heartbeat(settings: RouterSettings, store: Store, keys: Keys, board: 
         )
         try:
             await store.heartbeat(key, msgspec.json.encode(beat), ttl_s)
+            metrics.store_seen(up=True)
         except StoreUnavailable as error:
-            log.debug("heartbeat_failed", error=str(error))
+            if metrics.store_seen(up=False):
+                log.warning("store_away", error=str(error))
         await board.changed(settings.heartbeat_s)
 
 
@@ -262,13 +278,12 @@ async def _close(server: asyncio.Server, http: HttpServer) -> None:
     await http.closed()
 
 
-def _refusal(status: int, sentence: str) -> bytes:
-    return ApiError(status, sentence, code="bad_http").body()
+def _refusal(status: int, sentence: str) -> tuple[bytes, bytes]:
+    error = ApiError(status, sentence, code="invalid_api_key" if status == HTTPStatus.UNAUTHORIZED else "bad_http")
+    return error.body(), error.headers()
 
 
 def _follow_gauges(metrics: RouterMetrics, service: Service, desk: Desk, http: HttpServer, recorder: Recorder) -> None:
-    if MULTIPROCESS_DIR in os.environ:
-        return  # values that are read at a scrape cannot come from another process
     metrics.follow("inflight_requests", lambda: service.inflight)
     metrics.follow("waiting_requests", lambda: len(desk.room))
     metrics.follow("client_connections", lambda: http.connections)

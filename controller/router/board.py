@@ -47,11 +47,11 @@ class Board:
         self._news.set()
 
     async def changed(self, within_s: float) -> None:
-        """Return when something was applied, or after `within_s` seconds."""
-        self._news.clear()
+        """Return when something was applied since the last call returned, or after `within_s` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._news.wait()
+        self._news.clear()
 
     async def follow(self, store: Store, keys: Keys) -> None:
         """Keep up with the store until cancelled."""

@@ -1,9 +1,12 @@
 """Several router processes on one port: the kernel spreads connections over them."""
 
+import ctypes
+import json
 import multiprocessing
 import os
 import signal
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 import structlog
+from prometheus_client.multiprocess import mark_process_dead
 
 from controller.settings import RouterSettings
 
@@ -20,56 +24,95 @@ log = structlog.get_logger()
 MULTIPROCESS_DIR = "PROMETHEUS_MULTIPROC_DIR"
 RESTART_AFTER_S = 1.0
 KILL_AFTER_S = 5.0
+PR_SET_PDEATHSIG = 1
+
+RunOne = Callable[[RouterSettings], int]
+Process = multiprocessing.process.BaseProcess
 
 
-def run_workers(settings: RouterSettings, run_one: Callable[[RouterSettings], int]) -> int:
-    """Run `settings.workers` processes until SIGTERM or SIGINT; one that dies is started again."""
-    with tempfile.TemporaryDirectory(prefix="trimtab-metrics-") as directory, _reserved_port(settings) as port:
+def run_workers(settings: RouterSettings, run_one: RunOne) -> int:
+    """Run `settings.workers` processes until SIGTERM or SIGINT; one that dies is started again.
+
+    Raises `ChildProcessError` if one dies without ever having served: then its settings are wrong and no new attempt
+    will help.
+    """
+    with tempfile.TemporaryDirectory(prefix="trimtab-workers-") as directory, _reserved_port(settings) as port:
         os.environ[MULTIPROCESS_DIR] = directory
         fixed = settings.model_copy(update={"port": port})
         return _Supervisor(fixed, run_one, Path(directory)).run()
 
 
+def announce(ready_file: Path, url: str, router_id: str) -> None:
+    """Say where this process serves, at once or not at all: nobody reads half of it."""
+    partial = ready_file.with_name(ready_file.name + ".partial")
+    partial.write_text(json.dumps({"url": url, "router_id": router_id, "pid": os.getpid()}))
+    partial.replace(ready_file)
+
+
 class _Supervisor:
-    def __init__(self, settings: RouterSettings, run_one: Callable[[RouterSettings], int], metrics_dir: Path) -> None:
+    """`folder` holds what the workers leave for each other: their metrics, and a file from each that has served."""
+
+    def __init__(self, settings: RouterSettings, run_one: RunOne, folder: Path) -> None:
         self._settings = settings
         self._run_one = run_one
-        self._metrics_dir = metrics_dir
+        self._folder = folder
         self._context = multiprocessing.get_context("spawn")
+        self._workers: list[Process] = []
+        self._announced = False
         self._stopping = False
 
     def run(self) -> int:
         for sign in (signal.SIGTERM, signal.SIGINT):
             signal.signal(sign, self._stop)
-        workers = [self._start(index) for index in range(self._settings.workers)]
         try:
+            for index in range(self._settings.workers):
+                self._workers.append(self._start(index))
             while not self._stopping:
                 time.sleep(0.1)
-                workers = [self._revived(index, worker) for index, worker in enumerate(workers)]
+                self._revive()
+                self._announce()
         finally:
-            self._end(workers)
+            self._end()
         return 0
 
-    def _start(self, index: int) -> multiprocessing.process.BaseProcess:
-        own = {"router_id": f"{self._settings.router_id}-w{index}"}
-        if index > 0:
-            own["ready_file"] = None  # type: ignore[assignment]
-        worker = self._context.Process(target=self._run_one, args=(self._settings.model_copy(update=own),))
+    def _start(self, index: int) -> Process:
+        own = {"router_id": f"{self._settings.router_id}-w{index}", "ready_file": self._ready_file(index)}
+        settings = self._settings.model_copy(update=own)
+        worker = self._context.Process(target=_work, args=(self._run_one, settings, os.getpid()))
         worker.start()
         return worker
 
-    def _revived(self, index: int, worker: multiprocessing.process.BaseProcess) -> multiprocessing.process.BaseProcess:
-        if worker.is_alive() or self._stopping:
-            return worker
-        log.error("worker_died", worker=index, exit_code=worker.exitcode)
-        time.sleep(RESTART_AFTER_S)
-        return self._start(index)
+    def _ready_file(self, index: int) -> Path:
+        return self._folder / f"worker-{index}.ready"
 
-    def _end(self, workers: list[multiprocessing.process.BaseProcess]) -> None:
-        for worker in workers:
+    def _revive(self) -> None:
+        for index, worker in enumerate(self._workers):
+            if not worker.is_alive() and not self._stopping:
+                self._bury(index, worker)
+                time.sleep(RESTART_AFTER_S)
+                self._workers[index] = self._start(index)
+
+    def _bury(self, index: int, worker: Process) -> None:
+        log.error("worker_died", worker=index, exit_code=worker.exitcode)
+        # What it counted stays, so that sums never fall; what it had in hand is gone.
+        mark_process_dead(worker.pid, str(self._folder))  # type: ignore[no-untyped-call]
+        if not self._ready_file(index).exists():
+            raise ChildProcessError(f"worker {index} ended with code {worker.exitcode} before it served; see its error")
+
+    def _announce(self) -> None:
+        """Once all workers serve, say so in their place: whoever reads the pid wants to signal all of them."""
+        if self._announced or not all(self._ready_file(index).exists() for index in range(len(self._workers))):
+            return
+        self._announced = True
+        if self._settings.ready_file is not None:
+            url = json.loads(self._ready_file(0).read_text())["url"]
+            announce(self._settings.ready_file, url, self._settings.router_id)
+
+    def _end(self) -> None:
+        for worker in self._workers:
             worker.terminate()
         deadline_s = time.monotonic() + self._settings.drain_s + KILL_AFTER_S
-        for worker in workers:
+        for worker in self._workers:
             worker.join(max(0.0, deadline_s - time.monotonic()))
             if worker.is_alive():
                 worker.kill()
@@ -77,6 +120,21 @@ class _Supervisor:
 
     def _stop(self, _sign: int, _frame: FrameType | None) -> None:
         self._stopping = True
+
+
+def _work(run_one: RunOne, settings: RouterSettings, parent_pid: int) -> None:
+    """What a worker process does."""
+    _die_with(parent_pid)
+    sys.exit(run_one(settings))
+
+
+def _die_with(parent_pid: int) -> None:
+    """A parent that is killed with SIGKILL cannot stop its workers; on Linux the kernel can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The parent may have died before the line above; then no signal will ever come.
+    if os.getppid() != parent_pid:
+        sys.exit(1)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class StoreUnavailable(Exception):
-    """The store did not answer. Nothing is known about whether a write took effect."""
+    """The store did not answer, or said that it cannot. Nothing is known about whether a write took effect."""
 
 
 class VersionConflict(Exception):

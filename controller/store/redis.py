@@ -11,17 +11,20 @@ import asyncio
 import contextlib
 import math
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
 import redis.exceptions
+import structlog
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from controller.store.newest import Newest
 from controller.store.protocol import Entry, StoreUnavailable, VersionConflict, Versioned
+
+log = structlog.get_logger()
 
 COMPARE_AND_SET = """
 local actual = redis.call('HGET', KEYS[1], 'version')
@@ -46,11 +49,9 @@ NO_ANSWER = (
     redis.exceptions.ConnectionError,
     redis.exceptions.TimeoutError,
     redis.exceptions.InvalidResponse,
-    redis.exceptions.ReadOnlyError,
-    redis.exceptions.OutOfMemoryError,
     OSError,
 )
-"""What a Redis that is gone, stuck, full, demoted or no Redis at all looks like (`TimeoutError` is an `OSError`)."""
+"""What a Redis that is gone, stuck or no Redis at all looks like (`TimeoutError` is an `OSError`)."""
 
 GLOB = re.compile(r"([\\*?\[\]])")
 
@@ -157,7 +158,9 @@ class RedisStore:
     async def _follow(self, key: str, poll_s: float, newest: Newest[Versioned]) -> None:
         """Put each change of `key` into `newest`, through outages, until cancelled."""
         patiently = AsyncRetrying(
-            retry=retry_if_exception_type(StoreUnavailable), wait=wait_random_exponential(multiplier=0.1, max=1.0)
+            retry=retry_if_exception_type(StoreUnavailable),
+            wait=wait_random_exponential(multiplier=0.1, max=1.0),
+            before_sleep=_warn_of_news(key),
         )
         await patiently(self._relay, key, poll_s, newest)
 
@@ -178,14 +181,32 @@ class RedisStore:
 
     @contextlib.asynccontextmanager
     async def _answer(self, extra_s: float = 0.0) -> AsyncIterator[None]:
-        """Bounds what is inside by the time-out (plus `extra_s`) and turns silence into `StoreUnavailable`."""
+        """Bounds what is inside by the time-out (plus `extra_s`) and raises `StoreUnavailable` for silence and refusals."""
         if self._closed:
             raise StoreUnavailable("this store has been closed")
         try:
             async with asyncio.timeout(self._timeout_s + extra_s):
                 yield
+        except redis.exceptions.ResponseError as error:
+            # Full, demoted, busy with a script, unable to save, closed to this user, a key of another kind: to the
+            # caller all of them are a store that does not work now and may again.
+            raise StoreUnavailable(f"Redis refuses: {error}") from error
         except NO_ANSWER as error:
             raise StoreUnavailable(f"Redis did not answer: {error or f'nothing for {self._timeout_s} s'}") from error
+
+
+def _warn_of_news(key: str) -> Callable[[RetryCallState], None]:
+    """Say why a watch waits, but not again at each attempt: only an operator can mend some of these."""
+    said = ""
+
+    def warn(state: RetryCallState) -> None:
+        nonlocal said
+        error = str(state.outcome.exception()) if state.outcome is not None else ""
+        if error != said:
+            log.warning("watch_waits", key=key, error=error)
+            said = error
+
+    return warn
 
 
 def _entries(pairs: Sequence[tuple[bytes, Mapping[bytes, Any]]]) -> list[Entry]:

@@ -6,11 +6,11 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
+import structlog
 from fakeredis import FakeAsyncRedis, FakeServer
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
 
-from controller.embedded import embedded_redis
+from controller.stack.embedded import embedded_redis
 from controller.store import (
     MemoryStore,
     RedisStore,
@@ -385,10 +385,71 @@ async def test_a_watch_that_is_closed_leaves_no_subscription(redis_store: RedisS
     await eventually(none)
 
 
-async def test_a_watch_on_what_is_no_document_says_so(redis_store: RedisStore) -> None:
-    await redis_store.append("requests", [b""], 10)
-    with pytest.raises(ResponseError, match="WRONGTYPE"):
-        await following(redis_store.watch("requests"))
+async def test_a_watch_on_what_is_no_document_says_so_and_goes_on_once_it_is_one(
+    redis_store: RedisStore, raw: Redis
+) -> None:
+    await redis_store.append("plan", [b""], 10)
+    watching = asyncio.create_task(following(redis_store.watch("plan", poll_s=0.05)))
+
+    async def has_said_so() -> bool:
+        return any("WRONGTYPE" in entry.get("error", "") for entry in said)
+
+    with structlog.testing.capture_logs() as said:
+        await eventually(has_said_so)
+    assert not watching.done()
+    await raw.delete("plan")
+    await redis_store.compare_and_set("plan", b"1", None)
+    assert await watching == Versioned(1, b"1")
+
+
+@pytest.fixture
+async def limited(redis_url: str, raw: Redis) -> AsyncIterator[RedisStore]:
+    """A store whose user may do nothing; `raw` can grant it something."""
+    await raw.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pass", "+client")
+    made = RedisStore.from_url(redis_url.replace("redis://", "redis://limited:pass@"))
+    yield made
+    await made.aclose()
+    await raw.execute_command("ACL", "DELUSER", "limited")
+
+
+async def test_a_redis_that_refuses_a_command_is_unavailable_to_every_method(limited: RedisStore) -> None:
+    calls = [
+        limited.get("plan"),
+        limited.compare_and_set("plan", b"", None),
+        limited.append("requests", [b""], 10),
+        limited.read("requests", None, 1),
+        limited.latest("requests", 1),
+        limited.heartbeat("engine:a", b"", 1),
+        limited.alive("engine:"),
+        limited.forget("engine:a"),
+        limited.ping(),
+    ]
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(result) for result in results] == [StoreUnavailable] * len(calls)
+
+
+async def test_a_watch_survives_a_redis_that_refuses_for_a_while(limited: RedisStore, raw: Redis) -> None:
+    await raw.hset("plan", mapping={"version": 1, "value": b"1"})
+    watching = asyncio.create_task(following(limited.watch("plan", poll_s=0.05)))
+    await asyncio.sleep(0.2)  # some refusals
+    assert not watching.done()
+    await raw.execute_command("ACL", "SETUSER", "limited", "allkeys", "allchannels", "+@all")
+    assert await watching == Versioned(1, b"1")
+
+
+async def test_a_redis_that_is_busy_with_a_script_is_unavailable(redis_store: RedisStore, raw: Redis) -> None:
+    await raw.config_set("lua-time-limit", 1)
+    busy = asyncio.create_task(raw.eval("while true do end", 0))
+    try:
+        with pytest.raises(StoreUnavailable, match="BUSY"):
+            async with asyncio.timeout(LIVENESS_S):
+                while True:
+                    await redis_store.heartbeat("engine:a", b"", 1)
+    finally:
+        await raw.script_kill()
+        await asyncio.gather(busy, return_exceptions=True)
+        await raw.config_set("lua-time-limit", 5000)
+    await redis_store.ping()
 
 
 async def test_a_redis_that_dies_is_noticed_and_the_same_store_goes_on_when_it_is_back() -> None:

@@ -16,7 +16,7 @@ from controller.admin.plans import PlanChange, PlanService, UnknownPattern, Unkn
 from controller.admin.process import run
 from controller.admin.services import Services
 from controller.admin.slos import SloService
-from controller.fleet import RouterBeat
+from controller.heartbeats import RouterBeat
 from controller.settings import AdminSettings, BadSettings
 from controller.store import Keys, MemoryStore, Store, StoreUnavailable, VersionConflict, open_store
 from engines.client import EngineClient, Prompt
@@ -88,9 +88,13 @@ class World:
 
     async def join(self, engine_id: str, epoch: str = "1", **how: object) -> FakeEngine:
         self.engines[f"http://{engine_id}"] = FakeEngine(**how)  # type: ignore[arg-type]
+        await self.announce(engine_id, f"http://{engine_id}", epoch)
+        return self.engines[f"http://{engine_id}"]
+
+    async def announce(self, engine_id: str, url: str, epoch: str = "1") -> None:
         info = EngineInfo(
             engine_id=engine_id,
-            url=f"http://{engine_id}",
+            url=url,
             kind="test",
             model=MODEL,
             context_length_tokens=1000,
@@ -102,7 +106,6 @@ class World:
         await self.store.heartbeat(
             KEYS.engine(engine_id), msgspec.json.encode(Heartbeat(info=info, load=EngineLoad())), 60
         )
-        return self.engines[f"http://{engine_id}"]
 
 
 @pytest.fixture
@@ -110,7 +113,7 @@ async def world() -> AsyncIterator[World]:
     engines: dict[str, FakeEngine] = {}
 
     def connect(url: str) -> EngineClient:
-        return engines[url]  # type: ignore[return-value]
+        return engines[url] if url in engines else EngineClient(url)  # type: ignore[return-value]
 
     store = MemoryStore()
     services = Services.wire(store, MODEL, now_s=lambda: NOW_S, known=lambda: KNOWN, connect=connect)
@@ -292,6 +295,16 @@ class TestKnobs:
         await world.services.applier.apply()
         assert broken.configs() == [self.CONFIG, self.CONFIG]
         assert sound.configs() == [self.CONFIG]
+
+    @pytest.mark.parametrize("url", ["gpu1:8000", "https://gpu1:8000", "http://gpu1:99999", "http://[::1", ""])
+    async def test_an_engine_that_announces_an_address_of_no_use_is_left_out(self, world: World, url: str) -> None:
+        await world.announce("e0", url)
+        sound = await world.join("e1")
+        await world.services.plans.issue(self.PLAN)
+        await world.services.applier.apply()
+        assert sound.configs() == [self.CONFIG]
+        with pytest.raises(EngineUnreachable, match="engine 'e0' announces an address of no use"):
+            await world.services.calls.drain("e0", on=True)
 
 
 class TestHttp:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import stat
 import subprocess
 import sys
 import time
@@ -17,9 +16,9 @@ from controller.cli import main
 from controller.cli.admin import find_target
 from controller.cli.errors import CliError
 from controller.cli.plan import wait_until_applied
-from controller.embedded import EmbeddedRedis
-from controller.fleet import RouterBeat
-from controller.running import RunningStack, announced, find_running, runtime_dir
+from controller.heartbeats import RouterBeat
+from controller.stack.embedded import EmbeddedRedis
+from controller.stack.running import RunningStack, announced, runtime_dir
 from controller.store import Keys
 
 MODEL = "cli-model"
@@ -252,18 +251,6 @@ class TestFindingTheApi:
             pytest.raises(CliError, match="--admin-url"),
         ):
             find_target(None, None)
-
-    def test_the_state_file_is_private_and_goes_with_its_stack(self, stack: RunningStack) -> None:
-        with announced(stack, runtime_dir()) as path:
-            assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert not path.exists()
-
-    def test_a_file_left_by_a_killed_stack_is_ignored_and_removed(self, stack: RunningStack) -> None:
-        with announced(stack, runtime_dir()) as path:
-            left = path.read_bytes()
-        path.write_bytes(left)
-        assert find_running(runtime_dir()) == []
-        assert not path.exists()
 
 
 class TestTop:

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from controller.cli.top_drawing import draw, kv_bar
-from controller.fleet import RouterBeat
+from controller.heartbeats import RouterBeat
 from controller.store import Keys, MemoryStore
 from controller.top import Observer, Percentiles, View, percentile, percentiles, summarize
 from engines.records import Outcome, RequestRecord

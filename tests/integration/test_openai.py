@@ -228,7 +228,7 @@ async def test_draining_a_router_finishes_its_streams_and_takes_no_new_ones(star
 
 
 async def test_a_store_that_goes_away_stops_nothing_and_gets_its_records_later(start_engine, tmp_path):
-    from controller.embedded import embedded_redis
+    from controller.stack.embedded import embedded_redis
     from tests.support.fleet import open_fleet
 
     engine = await start_engine("e0")

@@ -7,58 +7,38 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
-import msgspec
 import openai
 import pytest
 from redis import Redis
 
-from controller.running import RunningStack, find_running
-from controller.store import Keys
-from engines.records import RequestRecord
+from controller.stack.running import RunningStack, find_running
+from tests.support.up import (
+    STOP_S,
+    Up,
+    children_of,
+    descendants_of,
+    end_hard,
+    environment_of,
+    records,
+    runs,
+    until_announced,
+    wait_until,
+)
 
-START_S = 90.0
-STOP_S = 30.0
 TRIMTAB = [sys.executable, "-m", "controller.cli"]
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Mapping[str, str]:
-    """No stack and no setting of whoever runs the tests; state and logs of the stack go to `tmp_path`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRIMTAB_")}
-    return kept | {"XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path), "COLUMNS": "200"}
+    return environment_of(tmp_path)
 
 
 StartUp = Callable[..., "Up"]
-
-
-class Up:
-    """A `trimtab up` that serves."""
-
-    def __init__(self, process: subprocess.Popen[str], stack: RunningStack, output: Path) -> None:
-        self.process = process
-        self.stack = stack
-        self._output = output
-        self.children = children_of(process.pid)
-
-    def output(self) -> str:
-        return self._output.read_text()
-
-    def ports(self) -> list[int]:
-        urls = (self.stack.url, self.stack.admin_url, self.stack.redis_url)
-        return [port for url in urls if (port := urlsplit(url).port) is not None]
-
-    def end(self, number: signal.Signals) -> int:
-        self.process.send_signal(number)
-        return self.process.wait(timeout=STOP_S)
-
-    def nothing_is_left(self) -> bool:
-        return not any(runs(pid) for pid in self.children) and not any(listens(port) for port in self.ports())
 
 
 @pytest.fixture
@@ -81,63 +61,12 @@ def begin_up(environment: Mapping[str, str], output: Path, *flags: str) -> subpr
         return subprocess.Popen(command, env=environment, stdout=out, stderr=out, text=True)
 
 
-def end_hard(process: subprocess.Popen[str]) -> None:
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(timeout=STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def until_announced(process: subprocess.Popen[str], folder: Path, output: Path) -> RunningStack:
-    """The stack once `up` has printed that it is up."""
-    give_up_s = time.monotonic() + START_S
-    while "Trimtab is up" not in output.read_text():
-        if process.poll() is not None or time.monotonic() > give_up_s:
-            pytest.fail(f"trimtab up did not start:\n{output.read_text()}")
-        time.sleep(0.1)
-    (stack,) = find_running(folder)
-    return stack
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def wait_until(happened: Callable[[], bool], what: str, limit_s: float = STOP_S) -> None:
-    give_up_s = time.monotonic() + limit_s
-    while not happened():
-        if time.monotonic() > give_up_s:
-            pytest.fail(f"not within {limit_s:g} s: {what}")
-        time.sleep(0.1)
-
-
 def chat(stack: RunningStack, api_key: str = "none") -> str:
     with openai.OpenAI(base_url=f"{stack.url}/v1", api_key=api_key, max_retries=0) as client:
         stream = client.chat.completions.create(
             model=stack.model, messages=[{"role": "user", "content": "Hello there"}], max_tokens=8, stream=True
         )
         return "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
-
-
-def records(stack: RunningStack) -> list[RequestRecord]:
-    with Redis.from_url(stack.redis_url) as client:
-        entries = client.xrange(Keys(stack.model).requests)
-    return [msgspec.json.decode(next(iter(fields.values())), type=RequestRecord) for _, fields in entries]
 
 
 def trimtab(environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -222,6 +151,23 @@ def test_a_child_that_dies_is_named_and_started_again(start_up: StartUp) -> None
     up.children = children_of(up.process.pid)
     assert up.end(signal.SIGINT) == 0
     assert up.nothing_is_left()
+
+
+def test_no_child_shows_a_password_of_redis_in_its_arguments(start_up: StartUp, redis_url: str) -> None:
+    address = urlsplit(redis_url)
+    with Redis.from_url(redis_url) as client:
+        client.acl_setuser(
+            "guarded", enabled=True, passwords=["+swordfish"], keys="*", channels="*", categories="+@all"
+        )
+        try:
+            up = start_up("--redis-url", f"redis://guarded:swordfish@{address.netloc}{address.path}", "--load", "chat")
+            wait_until(lambda: len(records(up.stack)) > 0, "the password opens Redis")
+            children = descendants_of(up.process.pid)
+            assert len(children) >= 5
+            assert not [pid for pid in children if b"swordfish" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+            assert up.end(signal.SIGINT) == 0
+        finally:
+            client.acl_deluser("guarded")
 
 
 def test_everything_dies_with_an_up_that_is_killed(start_up: StartUp) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import socket
 
 from controller.settings import BadSettings
-from controller.stack_parts import HOST, StackOptions
+from controller.stack.parts import HOST, StackOptions
 from controller.store import StoreUnavailable, open_store
 
 

@@ -24,7 +24,7 @@ class RouterBeat(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1
 
 
-class Fleet:
+class Heartbeats:
     """Reads heartbeats. Heartbeats that cannot be decoded are left out: their owner speaks another version.
 
     Every method raises `StoreUnavailable` when the store does not answer.

@@ -1,4 +1,4 @@
-"""A built-in load, so that `trimtab top` has something to show: `python -m controller.demo_load --url URL ...`.
+"""A built-in load, so that `trimtab top` has something to show: `python -m controller.stack.demo_load --url URL ...`.
 
 Open loop: requests arrive by a Poisson process whether or not earlier ones are done, as those of real users do.
 """

@@ -15,8 +15,8 @@ import psutil
 import pytest
 from redis.asyncio import Redis
 
-from controller import embedded
-from controller.embedded import RedisDidNotStart, embedded_redis, find_server
+from controller.stack import embedded
+from controller.stack.embedded import RedisDidNotStart, embedded_redis, find_server
 
 LIVENESS_S = 20.0
 
@@ -158,7 +158,7 @@ async def test_without_any_server_an_imitation_answers_and_says_so(temporary: Pa
 async def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     program = """
 import asyncio
-from controller.embedded import embedded_redis
+from controller.stack.embedded import embedded_redis
 
 async def main():
     async with embedded_redis() as server:

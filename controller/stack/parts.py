@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import engines.emulated
-from controller.supervise import ChildSpec
+from controller.stack.supervise import ChildSpec
 
 HOST = "127.0.0.1"
 DRAIN_S = 3.0
@@ -23,52 +23,51 @@ class StackOptions:
     port: int
     admin_port: int
     load: str | None = None
-    """Name of a mix in `controller.demo_load`; `None` sends nothing."""
+    """Name of a mix in `controller.stack.demo_load`; `None` sends nothing."""
     load_rate: float | None = None
     """Requests a second; `None` suits the number of engines."""
     api_key: str | None = field(default=None, repr=False)
     admin_token: str | None = field(default=None, repr=False)
     """`None` makes one up."""
-    redis_url: str | None = None
+    redis_url: str | None = field(default=None, repr=False)
     """`None` starts one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Makes the specs of one stack. Secrets travel by environment, where other users cannot see them."""
+    """Makes the specs of one stack.
+
+    Secrets travel by environment, where other users cannot see them; so does Redis's address, which may hold one.
+    """
 
     options: StackOptions
     model: str
     admin_token: str = field(repr=False)
-    redis_url: str
+    redis_url: str = field(repr=False)
 
     def engines(self) -> Sequence[ChildSpec]:
         return [self._engine(f"e{number}") for number in range(self.options.engines)]
 
     def _engine(self, engine_id: str) -> ChildSpec:
-        flags = {"profile": self.options.profile, "engine-id": engine_id, "host": HOST, "redis-url": self.redis_url}
-        return ChildSpec(f"engine-{engine_id}", _command("-m engines.emulated", flags))
+        flags = {"profile": self.options.profile, "engine-id": engine_id, "host": HOST}
+        command = _command("-m engines.emulated", flags)
+        return ChildSpec(f"engine-{engine_id}", command, env={"TRIMTAB_ENGINE_REDIS_URL": self.redis_url})
 
     def controller(self) -> ChildSpec:
-        flags = {"model": self.model, "host": HOST, "redis-url": self.redis_url}
-        command = _command("-m controller.cli controller", flags)
-        return ChildSpec("controller", command, self.options.admin_port, {"TRIMTAB_ADMIN_TOKEN": self.admin_token})
+        command = _command("-m controller.cli controller", {"model": self.model, "host": HOST})
+        secrets = {"TRIMTAB_ADMIN_TOKEN": self.admin_token, "TRIMTAB_REDIS_URL": self.redis_url}
+        return ChildSpec("controller", command, self.options.admin_port, secrets)
 
     def router(self) -> ChildSpec:
-        flags = {
-            "model": self.model,
-            "host": HOST,
-            "redis-url": self.redis_url,
-            "tokenizer": str(TOKENIZER),
-            "drain-s": f"{DRAIN_S:g}",
-        }
+        flags = {"model": self.model, "host": HOST, "tokenizer": str(TOKENIZER), "drain-s": f"{DRAIN_S:g}"}
         command = _command("-m controller.cli router", flags)
-        return ChildSpec("router", command, self.options.port, self._client_env(), stop_s=DRAIN_S + 5)
+        secrets = {**self._client_env(), "TRIMTAB_REDIS_URL": self.redis_url}
+        return ChildSpec("router", command, self.options.port, secrets, stop_s=DRAIN_S + 5)
 
     def load(self, mix: str, url: str) -> ChildSpec:
         rate = self.options.load_rate or RATE_PER_ENGINE * self.options.engines
         flags = {"url": url, "model": self.model, "mix": mix, "rate": f"{rate:g}"}
-        arguments = ["-m", "controller.demo_load", *_flags(flags)]
+        arguments = ["-m", "controller.stack.demo_load", *_flags(flags)]
         return ChildSpec("load", lambda _port, _ready: arguments, port=None, env=self._client_env())
 
     def _client_env(self) -> Mapping[str, str]:

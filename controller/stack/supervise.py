@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from controller import tether
+from controller.stack import tether
 
 READY_S = 60.0
 POLL_S = 0.05

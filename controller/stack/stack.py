@@ -13,13 +13,13 @@ from pathlib import Path
 import httpx
 from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_delay, wait_fixed
 
-from controller.embedded import RedisDidNotStart, embedded_redis
-from controller.running import RunningStack, announced, runtime_dir
 from controller.settings import BadSettings
-from controller.stack_checks import check, check_redis
-from controller.stack_parts import Parts, StackOptions
-from controller.stack_text import welcome
-from controller.supervise import ChildSpec, DiedAtStart, Say, Supervisor
+from controller.stack.checks import check, check_redis
+from controller.stack.embedded import RedisDidNotStart, embedded_redis
+from controller.stack.parts import Parts, StackOptions
+from controller.stack.running import RunningStack, announced, runtime_dir
+from controller.stack.supervise import ChildSpec, DiedAtStart, Say, Supervisor
+from controller.stack.text import welcome
 from engines.emulated.profile import ProfileError, load_profile
 
 ENGINES_SEEN_S = 15.0

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from controller.demo_load import CHAT, CODE, MIXES, SUMMARY, gaps_s, requests
+from controller.stack.demo_load import CHAT, CODE, MIXES, SUMMARY, gaps_s, requests
 
 
 def test_arrivals_come_at_the_rate_asked_for_and_not_evenly() -> None:

@@ -4,7 +4,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from controller.running import RunningStack
+from controller.stack.running import RunningStack
 
 HELLO = '{"model": "%s", "messages": [{"role": "user", "content": "Hello"}]}'
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.supervise import Child, ChildSpec, DiedAtStart, Supervisor
+from controller.stack.supervise import Child, ChildSpec, DiedAtStart, Supervisor
 
 SERVES = """
 import json, os, pathlib, signal, sys, time
@@ -25,7 +25,7 @@ FAILS = "print('cannot read the tokenizer', flush=True); raise SystemExit(3)"
 STUBBORN = SERVES.replace("sys.exit(0)", "pass")
 OWNER = """
 import asyncio, pathlib, sys
-from controller.supervise import ChildSpec, Supervisor
+from controller.stack.supervise import ChildSpec, Supervisor
 async def main():
     spec = ChildSpec("child", lambda port, ready: ["-c", sys.argv[1], str(port), str(ready)])
     async with Supervisor(pathlib.Path(sys.argv[2]), print) as supervisor:
@@ -95,7 +95,7 @@ async def test_a_child_that_ends_before_it_is_ready_is_reported_with_its_last_wo
 async def test_a_child_that_dies_is_reported_and_starts_again_on_its_port(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.supervise.FIRST_DELAY_S", 0.05)
+    monkeypatch.setattr("controller.stack.supervise.FIRST_DELAY_S", 0.05)
     said: list[str] = []
     async with Supervisor(tmp_path, said.append) as supervisor:
         (child,) = await supervisor.start(spec("worker"))

@@ -1,0 +1,35 @@
+"""The command lines of a stack."""
+
+from pathlib import Path
+
+from controller.stack.parts import Parts, StackOptions
+
+REDIS = "redis://:redis-secret@127.0.0.1:6379/0"
+SECRETS = ("client-secret", "admin-secret", "redis-secret")
+OPTIONS = StackOptions(
+    engines=2,
+    profile="laptop",
+    port=0,
+    admin_port=0,
+    api_key="client-secret",
+    admin_token="admin-secret",
+    redis_url=REDIS,
+)
+PARTS = Parts(OPTIONS, "m", "admin-secret", REDIS)
+
+
+def test_no_secret_is_an_argument() -> None:
+    specs = [*PARTS.engines(), PARTS.controller(), PARTS.router(), PARTS.load("chat", "http://127.0.0.1:1")]
+    arguments = [part for spec in specs for part in spec.arguments(0, Path("ready"))]
+    assert not [part for part in arguments if any(secret in part for secret in SECRETS)]
+
+
+def test_each_part_is_given_the_secrets_it_needs_and_no_others() -> None:
+    assert [dict(spec.env) for spec in PARTS.engines()] == [{"TRIMTAB_ENGINE_REDIS_URL": REDIS}] * 2
+    assert PARTS.controller().env == {"TRIMTAB_REDIS_URL": REDIS, "TRIMTAB_ADMIN_TOKEN": "admin-secret"}
+    assert PARTS.router().env == {"TRIMTAB_REDIS_URL": REDIS, "TRIMTAB_API_KEY": "client-secret"}
+    assert PARTS.load("chat", "http://127.0.0.1:1").env == {"TRIMTAB_API_KEY": "client-secret"}
+
+
+def test_secrets_are_not_shown_with_the_options() -> None:
+    assert not [secret for secret in SECRETS if secret in repr(OPTIONS) + repr(PARTS)]

@@ -181,7 +181,7 @@ class RedisStore:
 
     @contextlib.asynccontextmanager
     async def _answer(self, extra_s: float = 0.0) -> AsyncIterator[None]:
-        """Bounds what is inside by the time-out (plus `extra_s`) and raises `StoreUnavailable` for silence and refusals."""
+        """Bounds what is inside by the time-out (plus `extra_s`); `StoreUnavailable` for silence and refusals."""
         if self._closed:
             raise StoreUnavailable("this store has been closed")
         try:

@@ -157,7 +157,7 @@ def test_no_child_shows_a_password_of_redis_in_its_arguments(start_up: StartUp, 
     address = urlsplit(redis_url)
     with Redis.from_url(redis_url) as client:
         client.acl_setuser(
-            "guarded", enabled=True, passwords=["+swordfish"], keys="*", channels="*", categories="+@all"
+            "guarded", enabled=True, passwords=["+swordfish"], keys=["*"], channels=["*"], categories=["+@all"]
         )
         try:
             up = start_up("--redis-url", f"redis://guarded:swordfish@{address.netloc}{address.path}", "--load", "chat")

@@ -1,6 +1,5 @@
 import asyncio
 
-import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -19,7 +18,7 @@ def board() -> Board:
 
 
 def plan(version: int) -> Plan:
-    return msgspec.structs.replace(BOOTSTRAP_PLAN, version=version)
+    return BOOTSTRAP_PLAN.model_copy(update={"version": version})
 
 
 async def test_a_plan_applied_while_nobody_waits_is_news_to_the_next_who_does(board: Board) -> None:
@@ -44,7 +43,7 @@ async def test_a_plan_that_cannot_be_read_leaves_the_old_one_and_the_next_one_is
     await store.compare_and_set(keys.plan, b"no plan", None)
     await asyncio.sleep(0.05)
     assert board.plan == BOOTSTRAP_PLAN
-    await store.compare_and_set(keys.plan, msgspec.json.encode(plan(2)), 1)
+    await store.compare_and_set(keys.plan, plan(2).model_dump_json().encode(), 1)
     async with asyncio.timeout(LIVENESS_S):
         while board.plan.version != 2:
             await asyncio.sleep(0.01)

@@ -193,7 +193,7 @@ class Pool:
                 _, connection = await self.loop.create_connection(lambda: Connection(self), self.host, self.port)
         except TimeoutError as error:
             raise EngineTimeout(f"no connection to {self.host}:{self.port} within {self._connect_s} s") from error
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter for a host name that cannot be one
             raise EngineUnreachable(f"cannot connect to {self.host}:{self.port}: {error}") from error
         self._open.add(connection)
         return connection

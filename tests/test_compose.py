@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import click
 import httpx
+import msgspec
 import pytest
 import typer.main
 import yaml
@@ -21,7 +21,9 @@ from pydantic_settings import BaseSettings
 
 from controller.cli.root import app
 from controller.settings import AdminSettings, RouterSettings, load
+from controller.store import Keys, open_store
 from engines.emulated.settings import EmulatedSettings, load_settings
+from engines.records import Outcome, RequestRecord
 
 CHECKOUT = Path(__file__).parents[1]
 COMPOSE = (CHECKOUT / "docker-compose.yml").read_text()
@@ -36,6 +38,7 @@ SETTINGS: Mapping[str, type[BaseSettings]] = {
 SECRETS = {"REDIS_PASSWORD": "redis-secret", "API_KEY": "client-secret", "ADMIN_TOKEN": "operator-secret"}
 DOCKERFILE = (CHECKOUT / "Dockerfile").read_text()
 LIVENESS_S = 60.0
+MODEL = "trimtab-demo"
 
 
 def interpolated(value: str) -> str:
@@ -49,8 +52,8 @@ def environment_of(service: str) -> dict[str, str]:
 
 def parsed(arguments: list[str]) -> dict[str, Any]:
     """The parameters that the command line makes of them, without running anything."""
-    command: click.Command = typer.main.get_command(app)
-    while isinstance(command, click.Group):
+    command = typer.main.get_command(app)
+    while hasattr(command, "commands"):
         command = command.commands[arguments[0]]
         arguments = arguments[1:]
     with command.make_context("trimtab", list(arguments)) as context:
@@ -162,19 +165,15 @@ class Containers:
 
     def __init__(self, redis_url: str, free_port: Callable[[], int], folder: Path) -> None:
         self._folder = folder
-        redis = urlsplit(redis_url).netloc
-        host = r"(?:0\.0\.0\.0|127\.0\.0\.1)"
+        self._redis = urlsplit(redis_url).netloc
         self.router_port, self.admin_port = free_port(), free_port()
-        ports = {"router": {"8080": self.router_port}, "controller": {"8081": self.admin_port}}
-        ports |= {name: {"8000": free_port(), "8001": free_port()} for name in ("engine-0", "engine-1")}
-        self._ports = ports
-        self._host = re.compile(host)
-        self._redis = redis
+        self._ports = {"router": {"8080": self.router_port}, "controller": {"8081": self.admin_port}}
+        self._ports |= {name: {"8000": free_port(), "8001": free_port()} for name in ("engine-0", "engine-1")}
 
     def text(self, service: str, value: str) -> str:
         """A flag, variable or health check of a service, with the addresses of this machine in it."""
         value = interpolated(value).replace(f":{SECRETS['REDIS_PASSWORD']}@redis:6379", self._redis)
-        value = self._host.sub("127.0.0.1", value.replace(service, "127.0.0.1"))
+        value = value.replace("0.0.0.0", "127.0.0.1").replace(service, "127.0.0.1")
         for inside, outside in self._ports[service].items():
             value = re.sub(rf"(^|:){inside}\b", rf"\g<1>{outside}", value)
         return value
@@ -221,14 +220,35 @@ async def test_what_the_file_says_makes_a_fleet_that_serves(
         for service in ("engine-0", "engine-1", "controller", "router"):
             await held.enter_async_context(containers.running(service))
         client = await held.enter_async_context(httpx.AsyncClient(timeout=30))
-        plan = {"pattern": "balanced", "knobs": {"offload_ratio": 0.1, "min_remote_tokens": 0}}
-        changed = await client.put(
-            f"http://127.0.0.1:{containers.admin_port}/v1/plan",
-            json=plan, headers={"authorization": f"Bearer {SECRETS['ADMIN_TOKEN']}"},
-        )  # fmt: skip
-        assert changed.status_code == 200, changed.text
-        body = {"model": "trimtab-demo", "prompt": "Hello there, " * 20, "max_tokens": 4}
+        await set_balanced(client, f"http://127.0.0.1:{containers.admin_port}/v1")
+        body = {"model": MODEL, "prompt": "Hello there, " * 20, "max_tokens": 4}
         url = f"http://127.0.0.1:{containers.router_port}/v1/completions"
         assert (await client.post(url, json=body)).status_code == 401
         answer = await client.post(url, json=body, headers={"authorization": f"Bearer {SECRETS['API_KEY']}"})
         assert answer.json()["choices"][0]["text"]
+        served = await last_record(redis_url)
+        # One engine sent KV to the other, at the address that the other advertises.
+        assert (served.pattern, served.transfer_failures) == ("balanced", 0)
+        assert {served.prefill_engine, served.decode_engine} == {"e0", "e1"}
+        assert served.transferred_bytes
+
+
+async def set_balanced(client: httpx.AsyncClient, admin: str) -> None:
+    """Returns once the router has applied it."""
+    token = {"authorization": f"Bearer {SECRETS['ADMIN_TOKEN']}"}
+    plan = {"pattern": "balanced", "knobs": {"offload_ratio": 0.1, "min_remote_tokens": 0}}
+    assert (await client.put(f"{admin}/plan", json=plan, headers=token)).status_code == 200
+    async with asyncio.timeout(LIVENESS_S):
+        while not (await client.get(f"{admin}/routers", headers=token)).json()["routers"][0]["up_to_date"]:
+            await asyncio.sleep(0.1)
+
+
+async def last_record(redis_url: str) -> RequestRecord:
+    """Of a request that was served."""
+    async with contextlib.aclosing(open_store(redis_url)) as store, asyncio.timeout(LIVENESS_S):
+        while True:
+            for entry in await store.latest(Keys(MODEL).requests, 1):
+                record = msgspec.json.decode(entry.value, type=RequestRecord)
+                if record.outcome is Outcome.OK:
+                    return record
+            await asyncio.sleep(0.1)

@@ -171,6 +171,13 @@ async def test_nobody_there_is_unreachable(free_port):
     await client.aclose()
 
 
+async def test_a_host_that_cannot_be_one_is_unreachable():
+    client = EngineClient("http://a..b:1")
+    with pytest.raises(errors.EngineUnreachable):
+        await client.info()
+    await client.aclose()
+
+
 async def silent(reader, writer) -> None:
     await reader.read()
 

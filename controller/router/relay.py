@@ -20,6 +20,7 @@ from engines.records import Outcome
 from engines.types import EngineTimings
 
 EVENT_END = b"\n\n"
+DONE = b"data: [DONE]\n\n"
 PIECES_PER_CHECK = 256
 """How often the size of what is kept is looked at; adding it up per piece would cost every stream."""
 TIMINGS_KEY = TIMINGS_HEADER.encode()
@@ -79,6 +80,11 @@ class Delivery:
         return None if self._dropped_events else delivered_choices(b"".join(self._kept))
 
     @property
+    def complete(self) -> bool:
+        """Whether the client has the end of the stream; many hang up at that very moment, before the engine does."""
+        return self.ended or (bool(self._kept) and self._kept[-1].endswith(DONE))
+
+    @property
     def output_tokens(self) -> int:
         """As the engine counted them; one per event (less the closing one) as long as it has not said."""
         return self.timings.output_tokens if self.timings is not None else max(0, self._events - 1)
@@ -94,8 +100,9 @@ class Delivery:
 
     def _drop(self) -> None:
         """Too much to keep: from now on only the number of events is known."""
+        last = self._kept.pop()
         self._dropped_events = self._events
-        self._kept.clear()
+        self._kept = [last]
         self._kept_bytes = 0
 
 

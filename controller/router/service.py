@@ -115,7 +115,8 @@ class Service:
         except (ApiError, Refused, EngineError) as error:
             self._apologise(error, client, delivery)
         except asyncio.CancelledError:
-            delivery.outcome, delivery.status = Outcome.CLIENT_LEFT, 499
+            if not delivery.complete:
+                delivery.outcome, delivery.status = Outcome.CLIENT_LEFT, 499
             raise
         except Exception:
             log.exception("request_failed", request_id=call.request_id if call else None)

@@ -243,3 +243,17 @@ async def test_a_store_that_goes_away_stops_nothing_and_gets_its_records_later(s
         await redis.start()
         records = await fleet.records(3)
         assert {record.plan_version for record in records} == {1}
+
+
+async def test_a_client_that_hangs_up_at_the_end_of_its_stream_has_not_left_early(start_fleet):
+    fleet = await start_fleet(1, engine={"time_scale": 0.1})
+    await fleet.plan("data_parallel")
+    raw = json.dumps({"model": MODEL, "prompt": "hi", "max_tokens": 3, "stream": True}).encode()
+    port = int(fleet.running.url.rsplit(":", 1)[1])
+    for _ in range(40):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b" % (len(raw), raw))
+        await reader.readuntil(b"[DONE]\n\n")
+        writer.transport.abort()
+    assert {record.outcome for record in await fleet.records(40)} == {Outcome.OK}
+    await fleet.settled()

@@ -120,6 +120,15 @@ def test_what_is_more_than_text_cannot_be_resumed(more):
     assert delivered_choices(f'data: {{"choices":[{{"index":0,"delta":{{{more}}}}}]}}\n\n'.encode()) is None
 
 
+def test_a_stream_is_complete_once_the_client_has_its_end():
+    delivery = Delivery(resume_bytes=10)
+    for _ in range(600):
+        delivery.passed_on(event("a"), 0.0)
+        assert not delivery.complete
+    delivery.passed_on(event("b") + b"data: [DONE]\n\n", 0.0)
+    assert delivery.complete
+
+
 def test_a_stream_too_long_to_keep_cannot_be_resumed():
     delivery = Delivery(resume_bytes=1000)
     for _ in range(600):

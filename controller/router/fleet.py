@@ -167,6 +167,7 @@ class Fleet:
                     await self._reconcile(heartbeats, group)
                     await asyncio.sleep(every_s)
         finally:
+            self._polls.clear()
             for engine in self._engines.values():
                 await engine.client.aclose()
 

@@ -162,9 +162,8 @@ async def test_a_plan_applies_to_the_next_request_and_running_ones_keep_theirs(s
         lines = running.aiter_lines()
         await anext(lines)
         await fleet.plan("disaggregated", ROLES)
-        answer = await fleet.http.post(
-            "/v1/completions", json={"model": MODEL, "prompt": text_of(100), "max_tokens": 2}
-        )
+        uncached = {"model": MODEL, "prompt": text_of(100, "never seen"), "max_tokens": 2}
+        answer = await fleet.http.post("/v1/completions", json=uncached)
         assert answer.status_code == 200
         assert [line async for line in lines if line][-1] == "data: [DONE]"
     by_version = {record.plan_version: record for record in await fleet.records(2)}

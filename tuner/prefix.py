@@ -4,7 +4,9 @@ Prompts are known here by chained hashes of fixed-size blocks of their bytes, so
 the same prompt gives the same hashes in every process. Guesses only steer placement: engines match for themselves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
+from operator import itemgetter
 
 from xxhash import xxh3_64_intdigest
 
@@ -26,7 +28,15 @@ def block_hashes(prompt: bytes, limit: int = 512) -> list[int]:
 
 def sketch(hashes: Sequence[int]) -> tuple[int, ...]:
     """Every power-of-two-th hash: enough to tell, within a factor of two, how much two prompts share."""
-    return tuple(hashes[(1 << power) - 1] for power in range(len(hashes).bit_length()))
+    return _picker(len(hashes).bit_length())(hashes)
+
+
+@cache
+def _picker(powers: int) -> Callable[[Sequence[int]], tuple[int, ...]]:
+    """Picks the first `powers` power-of-two-th hashes. Made once for each length: routers sketch every prompt."""
+    if powers < 2:
+        return lambda hashes: tuple(hashes[:1])
+    return itemgetter(*[(1 << power) - 1 for power in range(powers)])
 
 
 class PrefixIndex:

@@ -77,16 +77,22 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A candidate and what it is expected to give."""
+    """A candidate and what it is expected to give, as means over the bootstrapped workloads of one search."""
 
     candidate: Candidate
     forecast: Forecast
+    """On one of the workloads, uncorrected: the details behind the means."""
     goodput_rps: float
-    """Corrected by the measured error of past predictions; over all bootstrapped workloads."""
-    goodput_se_rps: float
-    """Standard error over the bootstrapped workloads."""
+    """Corrected by the measured error of past predictions."""
+    offered_rps: float
     shortfall: float
-    is_static_baseline: bool = False
+    """Weighted share of requests by which classes miss their attainment targets."""
+    score: float
+    """What is maximised: weighted goodput, less what misses the attainment targets; requests per second."""
+    gain: float = 0.0
+    """Score above that of the plan in force on the same workloads."""
+    gain_se: float = 0.0
+    """Standard error of `gain` over the workloads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,6 @@ class SearchResult:
     best_static: Prediction
     trials: int
     seconds: float
-    """Of one core."""
 
 
 class Reason(enum.StrEnum):
@@ -107,6 +112,7 @@ class Reason(enum.StrEnum):
     BOOTSTRAP = "bootstrap"
     """Still gathering requests or models."""
     NO_TRAFFIC = "no_traffic"
+    """Nothing arrives: there is nothing to learn from, and the plan stays."""
     NO_ENGINES = "no_engines"
     PAUSED = "paused"
     PINNED = "pinned"
@@ -152,6 +158,10 @@ class Decision:
     sentence: str
     """For the operator: what was seen, what was done or refused, with numbers."""
     chosen: Candidate | None = None
+    proposed: Candidate | None = None
+    """What would have been published, if the mode had let it."""
+    promise: Prediction | None = None
+    """What `chosen` or `proposed` is expected to give."""
     considered: SearchResult | None = None
     measured: Measured | None = None
     drifted: Sequence[str] = ()

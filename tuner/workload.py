@@ -88,10 +88,11 @@ class Workload:
 
     def _redrawn(self, rows: Ints, shifts_s: Floats, copies: Ints, span_s: float) -> Self:
         sessions = int(self.session.max(initial=0)) + 1
-        redrawn = self.take(rows)
-        arrived_s = np.maximum(redrawn.arrived_s + shifts_s, 0.0)
-        moved = replace(redrawn, arrived_s=arrived_s, session=redrawn.session + copies * sessions, span_s=span_s)
-        return moved.take(arrived_s < span_s)
+        columns = {name: column[rows] for name, column in self._columns().items()}
+        columns["arrived_s"] = np.maximum(columns["arrived_s"] + shifts_s, 0.0)
+        columns["session"] = columns["session"] + copies * sessions
+        within = columns["arrived_s"] < span_s
+        return replace(self, span_s=span_s, **{name: column[within] for name, column in columns.items()})
 
     def _columns(self) -> dict[str, Any]:
         return {

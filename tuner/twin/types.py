@@ -2,13 +2,14 @@
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engines.emulated.profile import Profile
+from tuner.blame import Cause as Cause
 from tuner.plan import Plan
 from tuner.slo import SloTable
 from tuner.workload import Floats, Ints, Workload
@@ -31,16 +32,6 @@ class Ending(enum.IntEnum):
     SHED = 1
     NO_ROOM = 2
     """Waited in the router's queue for longer than it may."""
-
-
-class Cause(enum.StrEnum):
-    """What a missed SLO is put down to: the largest part of the time that was too long."""
-
-    QUEUE = "queue"
-    PREFILL = "prefill"
-    TRANSFER = "transfer"
-    DECODE = "decode"
-    REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +60,26 @@ class Timeline:
     makespan_s: float
     """When the last request ended."""
 
+    def take(self, rows: NDArray[np.bool_]) -> "Timeline":
+        """Only some of the requests; what is per engine stays as it is."""
+        columns = {name: getattr(self, name)[rows] for name in PER_REQUEST}
+        return replace(self, **columns)
+
+
+PER_REQUEST = (
+    "ending",
+    "ttft_s",
+    "tpot_s",
+    "e2e_s",
+    "queue_s",
+    "prefill_s",
+    "transfer_s",
+    "decode_s",
+    "cached_tokens",
+    "decode_engine",
+    "split",
+)
+
 
 class Simulator(Protocol):
     """Runs a whole workload through a fleet under one plan, from idle and with empty context caches to the last token.
@@ -79,7 +90,8 @@ class Simulator(Protocol):
     def __call__(self, workload: Workload, fleet: Fleet, plan: Plan, slos: SloTable) -> Timeline: ...
 
 
-class ClassForecast(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ClassForecast:
     """One class of requests. Percentiles are 50, 90, 99."""
 
     requests: int

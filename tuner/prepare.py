@@ -1,0 +1,75 @@
+"""The first half of a tick: has anything moved, and is a search due? Pure."""
+
+from dataclasses import replace
+
+from tuner.decide import unsettled
+from tuner.drift import detect
+from tuner.features import features
+from tuner.search import SearchTask
+from tuner.settings import TunerSettings
+from tuner.state import MOST_WINNERS, TunerState, Winner, nearest_winners
+from tuner.types import Candidate, Observation, Reason
+
+GUESSES = 4
+
+
+def prepare(
+    state: TunerState, observation: Observation, settings: TunerSettings
+) -> tuple[TunerState, SearchTask | None]:
+    """Note what moved; the search to run now, or `None`."""
+    state = _notice(state, observation)
+    workload = observation.workload.since(_regime_s(state, observation))
+    if not observation.engines or len(workload) < settings.min_requests or not _due(state, observation, settings):
+        return state, None
+    vector = tuple(float(each) for each in features(workload).as_vector(workload.classes))
+    task = SearchTask(
+        workload=workload,
+        engines=observation.engines,
+        slos=observation.slos,
+        plan=observation.plan,
+        guesses=nearest_winners(state.winners, vector, GUESSES),
+        corrections=state.corrections,
+        settings=settings,
+        seed=settings.seed + 1000 * state.searches,
+    )
+    return replace(state, searched_at_s=observation.now_s, searches=state.searches + 1), task
+
+
+def remember(state: TunerState, observation: Observation, winner: Candidate) -> TunerState:
+    """Keep the best plan for this kind of traffic, to be tried first when the like comes back."""
+    workload = observation.workload.since(_regime_s(state, observation))
+    vector = tuple(float(each) for each in features(workload).as_vector(workload.classes))
+    kept = [each for each in state.winners if each.candidate != winner][-(MOST_WINNERS - 1) :]
+    return replace(state, winners=(*kept, Winner(vector, winner)))
+
+
+def _notice(state: TunerState, observation: Observation) -> TunerState:
+    """Fleet, SLOs and traffic: what is different from the last tick becomes the trigger."""
+    engine_ids = tuple(sorted(engine.engine_id for engine in observation.engines))
+    began_s = observation.now_s - observation.workload.span_s
+    if state.regime_since_s is None:
+        return replace(state, regime_since_s=began_s, slo_version=observation.slos.version, engine_ids=engine_ids)
+    if engine_ids != state.engine_ids:
+        state = replace(state, trigger=Reason.FLEET_CHANGED)
+    if observation.slos.version != state.slo_version:
+        state = replace(state, trigger=Reason.SLO_CHANGED)
+    state = replace(state, slo_version=observation.slos.version, engine_ids=engine_ids)
+    drift = detect(observation.workload, _regime_s(state, observation))
+    if drift is None:
+        return state
+    return replace(
+        state, trigger=Reason.DRIFT, moved=tuple(drift.moved), regime_since_s=began_s + drift.since_s, rival=None
+    )
+
+
+def _regime_s(state: TunerState, observation: Observation) -> float:
+    """Where the present regime begins, in the workload's own time."""
+    began_s = observation.now_s - observation.workload.span_s
+    since_s = began_s if state.regime_since_s is None else state.regime_since_s
+    return min(max(0.0, since_s - began_s), observation.workload.span_s - 1e-3)
+
+
+def _due(state: TunerState, observation: Observation, settings: TunerSettings) -> bool:
+    if state.searched_at_s is None or unsettled(state, observation.now_s, settings):
+        return True
+    return observation.now_s - state.searched_at_s >= settings.search_every_s

@@ -1,0 +1,102 @@
+"""The tuner as its owner sees it: prepare, search (elsewhere), decide, draft. Holds the state between ticks."""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from engines.types import Role
+from tuner import state as states
+from tuner.candidates import assign_roles, candidate_of
+from tuner.decide import decide
+from tuner.plan import Knobs, Plan
+from tuner.prepare import prepare, remember
+from tuner.search import SearchTask
+from tuner.settings import TunerSettings
+from tuner.state import Promise, TunerState
+from tuner.types import CHANGES, Candidate, Decision, Mode, Observation, Reason, SearchResult
+
+MEASURED_S = 90.0
+"""How far back clients' experience is looked at: the plan in force should be judged by what it does now."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDraft:
+    """What a decision wants published; version, time and author are the publisher's."""
+
+    pattern: str
+    knobs: Knobs
+    roles: dict[str, Role]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why the plan is what it is: the last search and what came of it."""
+
+    decision: Decision
+    search: SearchResult
+
+
+class Tuner:
+    """Not thread-safe. A tick is `prepare`, then `search` if there is a task, then `decide`."""
+
+    def __init__(self, settings: TunerSettings, state: TunerState | None = None) -> None:
+        self.settings = settings
+        self._state = state or TunerState()
+        self._explanation: Explanation | None = None
+
+    @classmethod
+    def restore(cls, settings: TunerSettings, raw: bytes) -> Self:
+        """Go on from another tuner's `state()`. Raises `ValueError` for what is no state."""
+        return cls(settings, states.load(raw))
+
+    def state(self) -> bytes:
+        return states.dump(self._state)
+
+    def explanation(self) -> Explanation | None:
+        """Of the last tick that searched."""
+        return self._explanation
+
+    def measured_since_s(self, plan: Plan, now_s: float) -> float:
+        """From which arrival on (Unix time) requests show what the plan in force does to the present traffic."""
+        moments = [plan.issued_at_s, self._state.regime_since_s or 0.0]
+        return max(max(moments) + self.settings.settle_s, now_s - MEASURED_S)
+
+    def prepare(self, observation: Observation) -> SearchTask | None:
+        """The search that this tick needs, if any."""
+        self._state, task = prepare(self._state, observation, self.settings)
+        return task
+
+    def decide(self, observation: Observation, result: SearchResult | None, mode: Mode) -> Decision:
+        self._state, decision = decide(self._state, observation, result, mode, self.settings)
+        if result is not None:
+            self._explanation = Explanation(decision, result)
+            self._state = remember(self._state, observation, result.ranked[0].candidate)
+        return decision
+
+    @staticmethod
+    def draft(decision: Decision, observation: Observation) -> PlanDraft:
+        """The plan that a decision asks for. Raises `ValueError` if it asks for none."""
+        if decision.chosen is None:
+            raise ValueError(f"the decision '{decision.reason}' changes nothing")
+        chosen = decision.chosen
+        roles = assign_roles(chosen, observation.engines, observation.plan.roles)
+        return PlanDraft(chosen.pattern, chosen.knobs, roles, f"{decision.reason}: {decision.sentence}")
+
+    def published(self, version: int, decision: Decision, observation: Observation, now_s: float) -> None:
+        """The plan of a decision is in force now: hold it to its promise."""
+        before = candidate_of(observation.plan, observation.engines)
+        promise = None if decision.promise is None else _promise(decision, before, now_s)
+        self._state = replace(self._state, changed_at_s=now_s, promise=promise)
+
+
+def _promise(decision: Decision, before: Candidate, now_s: float) -> Promise | None:
+    expected = decision.promise
+    if expected is None or decision.reason not in CHANGES or expected.offered_rps <= 0:
+        return None
+    return Promise(
+        candidate=expected.candidate,
+        good_share=expected.goodput_rps / expected.offered_rps,
+        offered_rps=expected.offered_rps,
+        made_at_s=now_s,
+        previous=before if decision.reason in (Reason.BETTER_PLAN, Reason.GUARD_STATIC) else None,
+    )

@@ -18,6 +18,9 @@ COMPARABLE_LOAD = 0.25
 LEAST_OFFERED = 0.05
 """Share of the offered load that gains are related to at least: a plan that gives nothing makes no gain infinite."""
 
+FIRST_SEARCHES = 3
+"""After a cold start the first plans rest on little traffic; better ones need not wait."""
+
 MEASURED_ENOUGH = 200
 """Requests after which one interval's measured error counts in full."""
 
@@ -37,7 +40,7 @@ def decide(
 def _judge(
     state: TunerState, observation: Observation, result: SearchResult | None, settings: TunerSettings
 ) -> tuple[TunerState, Decision]:
-    if not observation.engines:
+    if not observation.usable:
         return state, Decision(Reason.NO_ENGINES, "no engine is live: nothing to plan for")
     if state.promise is not None:
         state, kept = _watch(state, state.promise, observation, settings)
@@ -72,7 +75,7 @@ def _watch(
     state: TunerState, promise: Promise, observation: Observation, settings: TunerSettings
 ) -> tuple[TunerState, Decision | None]:
     """Hold the plan in force to its promise; a decision only if it broke it."""
-    if candidate_of(observation.plan, observation.engines) != promise.candidate or state.trigger is not None:
+    if candidate_of(observation.plan, observation.usable) != promise.candidate or state.trigger is not None:
         return replace(state, promise=None), None  # another plan, or other traffic: nothing to compare
     measured = observation.measured
     if measured is not None and _broken(promise, measured, settings):
@@ -156,9 +159,10 @@ def _held_back(
 
 
 def unsettled(state: TunerState, now_s: float, settings: TunerSettings) -> bool:
-    """Whether something moved a moment ago: then searches come every tick and changes need not wait."""
-    began_s = state.regime_since_s
-    return state.trigger is not None or (began_s is not None and now_s - began_s < settings.transient_s)
+    """Whether all is new or something moved a moment ago: then searches come every tick and changes need not wait."""
+    if state.trigger is not None or state.searches <= FIRST_SEARCHES:
+        return True
+    return state.regime_since_s is not None and now_s - state.regime_since_s < settings.transient_s
 
 
 def _change(state: TunerState, observation: Observation, best: Prediction, result: SearchResult) -> Decision:

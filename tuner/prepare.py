@@ -5,9 +5,9 @@ from dataclasses import replace
 from tuner.decide import unsettled
 from tuner.drift import detect
 from tuner.features import features
-from tuner.search import SearchTask
 from tuner.settings import TunerSettings
 from tuner.state import MOST_WINNERS, TunerState, Winner, nearest_winners
+from tuner.task import SearchTask
 from tuner.types import Candidate, Observation, Reason
 
 GUESSES = 4
@@ -19,12 +19,12 @@ def prepare(
     """Note what moved; the search to run now, or `None`."""
     state = _notice(state, observation)
     workload = observation.workload.since(_regime_s(state, observation))
-    if not observation.engines or len(workload) < settings.min_requests or not _due(state, observation, settings):
+    if not observation.usable or len(workload) < settings.min_requests or not _due(state, observation, settings):
         return state, None
     vector = tuple(float(each) for each in features(workload).as_vector(workload.classes))
     task = SearchTask(
         workload=workload,
-        engines=observation.engines,
+        engines=observation.usable,
         slos=observation.slos,
         plan=observation.plan,
         guesses=nearest_winners(state.winners, vector, GUESSES),
@@ -45,10 +45,11 @@ def remember(state: TunerState, observation: Observation, winner: Candidate) -> 
 
 def _notice(state: TunerState, observation: Observation) -> TunerState:
     """Fleet, SLOs and traffic: what is different from the last tick becomes the trigger."""
-    engine_ids = tuple(sorted(engine.engine_id for engine in observation.engines))
+    engine_ids = tuple(sorted(engine.engine_id for engine in observation.usable))
     began_s = observation.now_s - observation.workload.span_s
     if state.regime_since_s is None:
-        return replace(state, regime_since_s=began_s, slo_version=observation.slos.version, engine_ids=engine_ids)
+        fresh = replace(state, regime_since_s=began_s, trigger=Reason.BETTER_PLAN)
+        return replace(fresh, slo_version=observation.slos.version, engine_ids=engine_ids)
     if engine_ids != state.engine_ids:
         state = replace(state, trigger=Reason.FLEET_CHANGED)
     if observation.slos.version != state.slo_version:

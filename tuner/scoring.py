@@ -11,7 +11,7 @@ from tuner.twin.types import ClassForecast, Forecast
 
 SHORTFALL_PRICE = 2.0
 PRESSURE_PRICE = 0.005
-"""Share of the offered load that being at all bounds costs: of two plans that keep them, the one with room is better."""
+"""Share of the offered load that being at every bound costs: of two good plans, the one with room to spare wins."""
 
 TOLERANCE = 0.002
 """Shortfall that is put down to the few requests of a simulation."""

@@ -6,55 +6,46 @@ their differences and the luck of the first stage does not count.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import optuna
 
 from tuner.candidates import candidate_of, plan_of, region, static_baselines
-from tuner.corrections import Corrections
 from tuner.plan import Plan
 from tuner.scoring import Scored, scored
 from tuner.settings import TunerSettings
 from tuner.slo import SloTable
 from tuner.space import Space
+from tuner.task import SearchTask
 from tuner.twin.fast import simulate
 from tuner.twin.forecast import forecast
 from tuner.twin.types import Fleet, Forecast, Simulator, TwinEngine
 from tuner.types import Candidate, EngineState, Prediction, SearchResult
 from tuner.workload import Workload
 
+__all__ = ["SearchTask", "search", "what_if"]
+
 Clock = Callable[[], float]
 
 WARM_UP_SHARE = 0.2
 """Simulations begin with an idle fleet; the first arrivals see too little queueing and are not counted."""
 
+SHORT = 0.5
+"""Length of the first stage's workload to that of the second's."""
+
+FEWEST = 2
+STATIC_FINALISTS = 2
+
 optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-
-@dataclass(frozen=True, slots=True)
-class SearchTask:
-    """All that a search needs; it can be sent to another process."""
-
-    workload: Workload
-    engines: Sequence[EngineState]
-    slos: SloTable
-    plan: Plan
-    """In force now."""
-    guesses: Sequence[Candidate] = ()
-    """Past winners for like traffic, tried first."""
-    corrections: Corrections = field(default_factory=Corrections)
-    settings: TunerSettings = field(default_factory=TunerSettings)
-    seed: int = 1
 
 
 def search(task: SearchTask, clock: Clock, run: Simulator = simulate) -> SearchResult:
     """The best plans for the task's workload. `clock` is only read for the time budget. `ValueError`: no engines."""
     began_s = clock()
     course = Course.of(task, run)
-    tried = _explore(task, course, lambda: clock() - began_s < task.settings.budget_s * course.explore_share)
-    ranked = _final(task, course, tried)
-    return replace(ranked, trials=len(tried), seconds=clock() - began_s)
+    scores = Exploration(task, course).run(lambda: clock() - began_s)
+    return replace(_final(task, course, scores), trials=len(scores), seconds=clock() - began_s)
 
 
 def what_if(
@@ -79,12 +70,11 @@ class Course:
     slos: SloTable
     workloads: Sequence[Workload]
     run: Simulator
-    explore_share: float = 0.7
 
     @classmethod
     def of(cls, task: SearchTask, run: Simulator) -> "Course":
         settings = task.settings
-        short = _sample(task.workload, settings, 0.5, task.seed, 1)
+        short = _sample(task.workload, settings, SHORT, task.seed, 1)
         longer = _sample(task.workload, settings, 1.0, task.seed + 1, settings.replicas)
         return cls(_fleet(task.engines), task.slos, [*short, *longer], run)
 
@@ -97,10 +87,9 @@ class Course:
 
 
 def _fleet(engines: Sequence[EngineState]) -> list[TwinEngine]:
-    usable = [TwinEngine(engine.engine_id, engine.profile) for engine in engines if not engine.draining]
-    if not usable:
+    if not engines:
         raise ValueError("no engine to plan for")
-    return usable
+    return [TwinEngine(engine.engine_id, engine.profile) for engine in engines]
 
 
 def _sample(workload: Workload, settings: TunerSettings, size: float, seed: int, count: int) -> list[Workload]:
@@ -110,40 +99,61 @@ def _sample(workload: Workload, settings: TunerSettings, size: float, seed: int,
     return [workload.bootstrap(rng, span_s) for _ in range(count)]
 
 
-def _explore(task: SearchTask, course: Course, in_time: Callable[[], bool]) -> dict[Candidate, float]:
-    """Score candidates on the short workload: first the guesses and baselines, then what Optuna proposes."""
-    space = Space(task.engines)
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=task.seed))
-    for guess in _first(task):
-        study.enqueue_trial(space.parameters(guess), skip_if_exists=True)
-    rng = np.random.default_rng(task.seed)
-    scores: dict[Candidate, float] = {}
-    best: Candidate | None = None
-    for number in range(task.settings.trials):
-        if not in_time():
-            break
-        if best is not None and number % 2:
-            study.enqueue_trial(space.neighbour(best, rng), skip_if_exists=True)
-        trial = study.ask()
-        candidate = space.candidate(trial)
-        if candidate not in scores:
-            scores[candidate], shortfall = _try(task, course, candidate)
-            trial.set_constraint("attainment", shortfall)
-        study.tell(trial, scores[candidate])
-        best = max(scores, key=scores.__getitem__)
-    return scores
+class Exploration:
+    """The first stage: many candidates on the short workload. Guesses and baselines, then what Optuna proposes.
 
+    Every other proposal is a step away from the best so far: near a good plan there often is a better one.
+    """
 
-def _first(task: SearchTask) -> Iterator[Candidate]:
-    yield candidate_of(task.plan, task.engines)
-    yield from task.guesses
-    yield from static_baselines(task.engines)
+    def __init__(self, task: SearchTask, course: Course) -> None:
+        self._task = task
+        self._course = course
+        self._space = Space(task.engines)
+        self._study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=task.seed))
+        self._rng = np.random.default_rng(task.seed)
+        self._scores: dict[Candidate, float] = {}
 
+    def run(self, elapsed_s: Callable[[], float]) -> dict[Candidate, float]:
+        """Scores of all candidates that there was time for; the guesses come first, and at least two are tried."""
+        settings = self._task.settings
+        guesses = iter(self._first())
+        for number in range(settings.trials):
+            if number >= FEWEST and self._time_is_up(elapsed_s(), number):
+                break
+            guess = next(guesses, None)
+            if guess is not None:
+                self._study.enqueue_trial(self._space.parameters(guess))
+            elif number % 2:
+                self._study.enqueue_trial(self._space.neighbour(self._best(), self._rng))
+            self._try()
+        return self._scores
 
-def _try(task: SearchTask, course: Course, candidate: Candidate) -> tuple[float, float]:
-    found = course.forecast(plan_of(candidate, task.engines, task.plan.roles), 0)
-    result = scored(found, task.slos, task.corrections.factor(region(candidate)))
-    return result.score, result.shortfall
+    def _time_is_up(self, elapsed_s: float, trials: int) -> bool:
+        """Leave enough for the second stage, whose runs are on longer workloads."""
+        settings = self._task.settings
+        final_runs = (settings.finalists + STATIC_FINALISTS + 1) * settings.replicas
+        return elapsed_s + final_runs * elapsed_s / trials / SHORT > settings.budget_s
+
+    def _first(self) -> Iterator[Candidate]:
+        yield candidate_of(self._task.plan, self._task.engines)
+        yield from self._task.guesses
+        yield from static_baselines(self._task.engines)
+
+    def _try(self) -> None:
+        trial = self._study.ask()
+        candidate = self._space.candidate(trial)
+        if candidate in self._scores:
+            self._study.tell(trial, self._scores[candidate])
+            return
+        plan = plan_of(candidate, self._task.engines, self._task.plan.roles)
+        factor = self._task.corrections.factor(region(candidate))
+        found = scored(self._course.forecast(plan, 0), self._task.slos, factor)
+        trial.set_constraint("attainment", found.shortfall)
+        self._study.tell(trial, found.score)
+        self._scores[candidate] = found.score
+
+    def _best(self) -> Candidate:
+        return max(self._scores, key=self._scores.__getitem__)
 
 
 def _final(task: SearchTask, course: Course, scores: Mapping[Candidate, float]) -> SearchResult:
@@ -151,7 +161,7 @@ def _final(task: SearchTask, course: Course, scores: Mapping[Candidate, float]) 
     best_first = sorted(scores, key=scores.__getitem__, reverse=True)
     statics = set(static_baselines(task.engines))
     incumbent = candidate_of(task.plan, task.engines)
-    static = [candidate for candidate in best_first if candidate in statics][:2]
+    static = [candidate for candidate in best_first if candidate in statics][:STATIC_FINALISTS]
     finalists = dict.fromkeys([incumbent, *static, *best_first[: task.settings.finalists]])
     plans = {each: plan_of(each, task.engines, task.plan.roles) for each in finalists}
     plans[incumbent] = task.plan

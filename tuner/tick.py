@@ -9,9 +9,9 @@ from tuner.candidates import assign_roles, candidate_of
 from tuner.decide import decide
 from tuner.plan import Knobs, Plan
 from tuner.prepare import prepare, remember
-from tuner.search import SearchTask
 from tuner.settings import TunerSettings
 from tuner.state import Promise, TunerState
+from tuner.task import SearchTask
 from tuner.types import CHANGES, Candidate, Decision, Mode, Observation, Reason, SearchResult
 
 MEASURED_S = 90.0
@@ -79,12 +79,12 @@ class Tuner:
         if decision.chosen is None:
             raise ValueError(f"the decision '{decision.reason}' changes nothing")
         chosen = decision.chosen
-        roles = assign_roles(chosen, observation.engines, observation.plan.roles)
+        roles = assign_roles(chosen, observation.usable, observation.plan.roles)
         return PlanDraft(chosen.pattern, chosen.knobs, roles, f"{decision.reason}: {decision.sentence}")
 
     def published(self, version: int, decision: Decision, observation: Observation, now_s: float) -> None:
         """The plan of a decision is in force now: hold it to its promise."""
-        before = candidate_of(observation.plan, observation.engines)
+        before = candidate_of(observation.plan, observation.usable)
         promise = None if decision.promise is None else _promise(decision, before, now_s)
         self._state = replace(self._state, changed_at_s=now_s, promise=promise)
 

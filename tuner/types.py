@@ -63,6 +63,11 @@ class Observation:
     measured: Measured | None
     """Of requests that arrived under the plan in force; `None` while there are too few."""
 
+    @property
+    def usable(self) -> Sequence[EngineState]:
+        """Engines that take new work; plans are made for these."""
+        return [engine for engine in self.engines if not engine.draining]
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:

@@ -23,7 +23,7 @@ SETTINGS = TunerSettings()
 NOW_S = 10_000.0
 OFFERED = 20.0
 
-SETTLED = TunerState(regime_since_s=0.0, searched_at_s=NOW_S - 30, slo_version=0, rival=SPLIT)
+SETTLED = TunerState(regime_since_s=0.0, searched_at_s=NOW_S - 30, slo_version=0, rival=SPLIT, searches=9)
 """Nothing moved for long, and a search before agreed that SPLIT is better."""
 
 

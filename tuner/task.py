@@ -1,0 +1,27 @@
+"""What a search is asked. Light to import: whoever only hands tasks on needs no optimiser."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tuner.corrections import Corrections
+from tuner.plan import Plan
+from tuner.settings import TunerSettings
+from tuner.slo import SloTable
+from tuner.types import Candidate, EngineState
+from tuner.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTask:
+    """All that a search needs; it can be sent to another process."""
+
+    workload: Workload
+    engines: Sequence[EngineState]
+    slos: SloTable
+    plan: Plan
+    """In force now."""
+    guesses: Sequence[Candidate] = ()
+    """Past winners for like traffic, tried first."""
+    corrections: Corrections = field(default_factory=Corrections)
+    settings: TunerSettings = field(default_factory=TunerSettings)
+    seed: int = 1

@@ -1,8 +1,8 @@
 """Has the traffic moved? A change point in the demand since the last one, told apart from noise.
 
-The recent past, looked at over several lengths, is compared with all that came before it in the same regime: the means
-of log prompt, log output and the class mix by Welch's test, the rate by the spread that its own counts show. A shift
-must be both beyond noise and large enough to matter.
+The recent past, looked at over several lengths, is compared with all that came before it in the same regime: the rate,
+the means of log prompt and log output, and the class mix, each against the spread that it shows from one moment to the
+next, so that bursts are not taken for shifts. A move must be both beyond noise and large enough to matter.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 
 from tuner.workload import Floats, Workload
 
-RECENT_S = (10.0, 20.0, 40.0, 80.0)
+RECENT_S = (5.0, 10.0, 20.0, 40.0, 80.0)
 """Lengths of the recent past: short ones see a jump at once, long ones see small or slow moves."""
 
 ALARM_Z = 5.0
@@ -35,6 +35,8 @@ FEW_COUNTS = 30
 """Bins below which the spread of the counts is itself badly known: bursts may not have shown themselves yet."""
 
 NO_ARRIVALS_RATE = 1e-3
+LEAST_VARIANCE = 1e-4
+"""Traffic may have one length only."""
 
 
 class Drift(NamedTuple):
@@ -63,22 +65,35 @@ def _moves(workload: Workload, regime_s: float, begin_s: float) -> Iterator[tupl
     after = workload.arrived_s >= begin_s
     if min(before.sum(), after.sum()) < LEAST_REQUESTS:
         return
-    for name, values in (("prompt_tokens", workload.prompt_tokens), ("output_tokens", workload.output_tokens)):
-        logs = np.log1p(values)
-        yield name, _welch_z(logs[before], logs[after], LEAST_MOVE)
-    for index, name in enumerate(workload.classes[1:], start=1):
-        member = (workload.slo_class == index).astype(np.float64)
-        yield f"class {name}", _welch_z(member[before], member[after], LEAST_SHARE)
+    arrived_s = workload.arrived_s[before]
+    for name, values, least in _features(workload):
+        yield name, _mean_z(values[before], arrived_s, (regime_s, begin_s), values[after], least)
 
 
-def _welch_z(before: Floats, after: Floats, least: float) -> float:
-    move = float(after.mean() - before.mean())
+def _features(workload: Workload) -> Iterator[tuple[str, Floats, float]]:
+    """Name, value of each request, and the least move of the mean that matters."""
+    yield "prompt_tokens", np.log1p(workload.prompt_tokens), LEAST_MOVE
+    yield "output_tokens", np.log1p(workload.output_tokens), LEAST_MOVE
+    if len(workload.classes) > 1:
+        for index, name in enumerate(workload.classes):
+            yield f"class {name}", (workload.slo_class == index).astype(np.float64), LEAST_SHARE
+
+
+def _mean_z(before: Floats, arrived_s: Floats, span: tuple[float, float], after: Floats, least: float) -> float:
+    """How far two means are apart, in standard errors.
+
+    Like requests come in clusters, so the error is taken from sums over bins of time, not from single requests: the
+    variance of a ratio estimator, with the correlation from bin to bin.
+    """
+    mean = float(before.mean())
+    move = float(after.mean()) - mean
     if abs(move) < least:
         return 0.0
-    # The pooled variance stands in where one side happens not to vary at all.
-    pooled = max(float(np.concatenate([before, after]).var()), 1e-12) / 10
-    error = max(before.var(), pooled) / len(before) + max(after.var(), pooled) / len(after)
-    return move / float(np.sqrt(error))
+    bins = max(1, int((span[1] - span[0]) / COUNT_S))
+    sums, _ = np.histogram(arrived_s, bins=bins, range=span, weights=before - mean)
+    clustered = float(sums.var()) * bins / len(before) * (1 + _memory(sums))
+    variance = max(clustered, float(before.var()), float(after.var()), LEAST_VARIANCE)
+    return move / float(np.sqrt(_doubt(bins) * variance * (1 / len(before) + 1 / len(after))))
 
 
 def _rate_z(workload: Workload, regime_s: float, begin_s: float) -> float:
@@ -88,10 +103,14 @@ def _rate_z(workload: Workload, regime_s: float, begin_s: float) -> float:
     floor = NO_ARRIVALS_RATE * COUNT_S
     if abs(np.log(max(new, floor) / max(old, floor))) < LEAST_MOVE:
         return 0.0
-    doubt = 1 + FEW_COUNTS / len(before)
-    dispersion = doubt * max(1.0, float(before.var()) / max(old, floor)) * (1 + _memory(before))
-    error = dispersion * max(old, floor) * (1 / len(before) + 1 / len(after))
+    dispersion = max(1.0, float(before.var()) / max(old, floor)) * (1 + _memory(before))
+    error = _doubt(len(before)) * dispersion * max(old, floor) * (1 / len(before) + 1 / len(after))
     return (new - old) / float(np.sqrt(error))
+
+
+def _doubt(bins: int) -> float:
+    """By how much a variance that was seen over few bins may be too small."""
+    return 1 + FEW_COUNTS / bins
 
 
 def _memory(counts: Floats) -> float:

@@ -28,9 +28,9 @@ def test_a_jump_is_seen_within_twenty_seconds_and_placed_within_four(change, mov
 
 
 @pytest.mark.parametrize("cv", [0.5, 1.0, 2.0, 3.0])
-def test_an_hour_of_noise_raises_no_alarm(cv):
-    hour = traffic(3600, seed=5, cv=cv, **BEFORE)
-    for now_s in range(10, 3600, 10):
+def test_half_an_hour_of_noise_raises_no_alarm(cv):
+    hour = traffic(1800, seed=5, cv=cv, **BEFORE)
+    for now_s in range(10, 1800, 10):
         window = hour.until(now_s).since(max(0, now_s - 300))
         assert detect(window, 0.0) is None, f"alarm at {now_s} s"
 

@@ -16,5 +16,7 @@ RUN useradd --system --uid 10001 --user-group --no-create-home trimtab
 USER 10001:10001
 WORKDIR /tmp
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+# Numba wants to keep what it compiles somewhere it may write.
+ENV NUMBA_CACHE_DIR=/tmp/numba
 ENTRYPOINT ["trimtab"]
 CMD ["--help"]

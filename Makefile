@@ -4,21 +4,43 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 JOBS ?= 3
+# SGLang, a small model and two engines on the CPU: `make up ENGINE=sglang`, `make test-real`.
+ENGINE ?= emulated
+VENV_SGLANG ?= .venv-sglang
+SMALL_MODEL ?= .models/smollm2-135m
+# Where the package index gives the CUDA build of torch: SGLANG_PIP_ARGS='--extra-index-url <an index with the CPU build>'
+SGLANG_PIP_ARGS ?=
+SGLANG_BIN := $(VENV_SGLANG)/bin
+export TRIMTAB_SGLANG_PYTHON ?= $(abspath $(SGLANG_BIN)/python)
+REAL := $(VENV_SGLANG)/.ready $(SMALL_MODEL)/model.safetensors
 
-.PHONY: help up test lint format install bench lock clean
+.PHONY: help up test test-real lint format install sglang bench bench-sglang lock clean
 
 help:
 	@echo "make up      install if needed, run the embedded stack until Ctrl-C (ARGS='--engines 2 --load chat')"
-	@echo "make test    install if needed, run every test (ARGS='-k router')"
+	@echo "             with SGLang on the CPU instead of emulated engines: make up ENGINE=sglang"
+	@echo "make test    install if needed, run every test that needs no SGLang (ARGS='-k router')"
+	@echo "make test-real   the tests on real SGLang engines (on the CPU)"
 	@echo "make lint    ruff, mypy and the import contracts"
 	@echo "make bench   router benchmark beside its peers (ARGS='--quick')"
+	@echo "make bench-sglang   KV transfer and interference on two real engines (ARGS='--quick')"
+	@echo "make sglang  install SGLang for the CPU and the small model (1.8 GB + 0.3 GB)"
 	@echo "make lock    re-resolve requirements/*.lock from pyproject.toml"
 
+ifeq ($(ENGINE),sglang)
+up: $(VENV)/.base $(REAL)
+	@exec $(BIN)/trimtab up --engine sglang --model $(SMALL_MODEL) $(ARGS)
+else
 up: $(VENV)/.base
 	@exec $(BIN)/trimtab up $(ARGS)
+endif
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not real" $(ARGS)
+
+# One process: all of these tests share two engines, which take half the machine each.
+test-real: $(VENV)/.dev $(REAL)
+	TRIMTAB_SMALL_MODEL=$(SMALL_MODEL) $(BIN)/python -m pytest -m real --timeout 900 $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -33,7 +55,13 @@ format: $(VENV)/.dev
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks router $(ARGS)
 
+bench-sglang: $(VENV)/.bench $(REAL)
+	$(BIN)/python -m benchmarks sglang-transfer --model $(SMALL_MODEL) $(ARGS)
+	$(BIN)/python -m benchmarks sglang-interference --model $(SMALL_MODEL) $(ARGS)
+
 install: $(VENV)/.dev
+
+sglang: $(REAL)
 
 $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV) || { echo "cannot make a virtual environment: install python3-venv (apt-get install python3-venv) and try again"; rm -rf $(VENV); exit 1; }
@@ -46,6 +74,21 @@ $(VENV)/.base $(VENV)/.dev $(VENV)/.bench: $(VENV)/.%: requirements/%.lock pypro
 		|| $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
+$(SGLANG_BIN)/python:
+	@$(PYTHON) -m venv $(VENV_SGLANG) || { echo "cannot make a virtual environment: install python3-venv (apt-get install python3-venv) and try again"; rm -rf $(VENV_SGLANG); exit 1; }
+
+$(VENV_SGLANG)/.ready: requirements/sglang-cpu.lock pyproject.toml | $(SGLANG_BIN)/python
+	@echo "installing SGLang for the CPU into $(VENV_SGLANG) (1.8 GB, takes a minute or two) ..."
+	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(SGLANG_PIP_ARGS) -r requirements/sglang-cpu.lock
+	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(SGLANG_BIN)/python -P -c 'import torch, sys; sys.exit(torch.version.cuda is not None)' \
+		|| { echo "torch is not its CPU build: say where that is with SGLANG_PIP_ARGS (see the Makefile)"; exit 1; }
+	@touch $@
+
+$(SMALL_MODEL)/model.safetensors: | $(VENV_SGLANG)/.ready
+	@echo "preparing the small model in $(SMALL_MODEL) ..."
+	@TQDM_DISABLE=1 $(SGLANG_BIN)/python -P -m engines.sglang.model_folder $(SMALL_MODEL)
+
 lock: $(VENV)/.dev
 	for set in base dev bench; do \
 		case $$set in base) extra=;; dev) extra="--extra dev";; bench) extra="--extra dev --extra bench";; esac; \
@@ -54,4 +97,4 @@ lock: $(VENV)/.dev
 	done
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info build dist
+	rm -rf $(VENV) $(VENV_SGLANG) $(SMALL_MODEL) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info build dist

@@ -1,12 +1,13 @@
 """`python -m benchmarks NAME [--quick] [--json FILE]`: prints Markdown, writes JSON; a missed goal exits 0 too."""
 
 import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from benchmarks.report import publish
+from benchmarks.report import Report, publish
 from benchmarks.router.run import RouterOptions, run_router
 from benchmarks.router.scenarios import QUICK, SCENARIOS
 from benchmarks.router.targets import TARGETS
@@ -16,6 +17,9 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 Quick = Annotated[bool, typer.Option("--quick", help="A short form that CI can run; more noise.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the results as JSON to this file.")]
 Seed = Annotated[int, typer.Option(help="Seed of generated prompts.")]
+
+Model = Annotated[Path, typer.Option(help="Model folder of SGLang engines; `make bench-sglang` prepares one.")]
+SMALL_MODEL = Path(".models") / "smollm2-135m"
 
 
 @app.callback()
@@ -48,6 +52,91 @@ def router(
         seed=seed,
     )
     publish(asyncio.run(run_router(options)), json)
+
+
+@app.command()
+def adapt(
+    quick: Quick = False,
+    json: Json = None,
+    seed: Seed = 1,
+    scenarios: Annotated[
+        str | None, typer.Option(help="Some files of benchmarks/scenarios, separated by commas.", show_default="all")
+    ] = None,
+    policies: Annotated[
+        str | None, typer.Option(help="Some, separated by commas, such as trimtab,oracle.", show_default="all")
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="A folder of fixed plans' outcomes: those found there are not measured again.")
+    ] = None,
+    live: Annotated[bool, typer.Option("--live", help="Over real processes on this machine, in real time.")] = False,
+) -> None:
+    """Traffic that moves: Trimtab beside fixed plans, a threshold rule and the oracle in hindsight.
+
+    In virtual time, or with --live over real engines, router, Redis and controller, one scenario and no oracle.
+    """
+    # Compiled code and optimisers are heavy, and the other benchmarks need none.
+    if live:
+        from benchmarks.adapt.live.run import LiveOptions, run_live
+
+        publish(asyncio.run(run_live(LiveOptions(seed=seed, quick=quick))), json)
+        return
+    from benchmarks.adapt.jobs import POLICIES
+    from benchmarks.adapt.run import AdaptOptions, names, run_adapt
+    from benchmarks.adapt.scenarios import scenario_names
+
+    options = AdaptOptions(
+        scenarios=_some_of(scenarios, tuple(scenario_names()), "scenario") if scenarios else names(quick),
+        policies=_some_of(policies, POLICIES, "policy") if policies else POLICIES,
+        seed=seed,
+        quick=quick,
+        kept=keep,
+    )
+    publish(run_adapt(options), json)
+
+
+@app.command("sglang-transfer")
+def sglang_transfer(
+    quick: Quick = False,
+    json: Json = None,
+    seed: Seed = 1,
+    model: Model = SMALL_MODEL,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Of each size.", show_default="9, quick 3")] = None,
+) -> None:
+    """KV between two SGLang engines on the CPU, beside NIXL alone and a memory copy of the same bytes."""
+    from benchmarks.sglang_transfer.run import QUICK_TOKENS, TOKENS, TransferOptions, run_transfer
+
+    tokens = QUICK_TOKENS if quick else TOKENS
+    options = TransferOptions(model=model, tokens=tokens, rounds=rounds or (3 if quick else 9), seed=seed)
+    publish(_with_engines(run_transfer(options)), json)
+
+
+@app.command("sglang-interference")
+def sglang_interference(
+    quick: Quick = False,
+    json: Json = None,
+    seed: Seed = 1,
+    model: Model = SMALL_MODEL,
+    stacks: Annotated[str | None, typer.Option(help="Some, separated by semicolons.", show_default="all")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Of each stack.", show_default="3, quick 1")] = None,
+) -> None:
+    """A long prompt meets running streams: data parallel, disaggregated, and SGLang's own PD behind sglang-router."""
+    from benchmarks.sglang_interference.run import QUICK_STACKS, STACKS, InterferenceOptions, run_interference
+
+    wanted = tuple(stacks.split(";")) if stacks else QUICK_STACKS if quick else STACKS
+    unknown = [name for name in wanted if name not in STACKS]
+    if unknown:
+        raise typer.BadParameter(f"unknown stack {'; '.join(unknown)}: choose from {'; '.join(STACKS)}")
+    options = InterferenceOptions(model=model, stacks=wanted, rounds=rounds or (1 if quick else 3), seed=seed)
+    publish(_with_engines(run_interference(options)), json)
+
+
+def _with_engines(measuring: Coroutine[None, None, Report]) -> Report:
+    from benchmarks.real_engines import NoEngines
+
+    try:
+        return asyncio.run(measuring)
+    except NoEngines as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _some_of(given: str, known: tuple[str, ...], noun: str) -> tuple[str, ...]:

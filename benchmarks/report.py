@@ -5,7 +5,7 @@ A goal that is missed is reported as missed; nothing here fails. Benchmarks repo
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -13,7 +13,9 @@ from numpy.typing import ArrayLike
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
-    """An upper bound on a measured value. `value` is `None` where it was not measured, and then so is `met`."""
+    """A bound on a measured value. `value` is `None` where it was not measured, and then so is `met`."""
+
+    sign: ClassVar[str] = "≤"
 
     name: str
     value: float | None
@@ -21,8 +23,18 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
     met: bool | None
 
 
+class Floor(Goal, frozen=True, kw_only=True):
+    """A goal from below; equal in JSON."""
+
+    sign: ClassVar[str] = "≥"
+
+
 def at_most(name: str, value: float | None, goal: float) -> Goal:
     return Goal(name=name, value=value, goal=goal, met=None if value is None else value <= goal)
+
+
+def at_least(name: str, value: float | None, goal: float) -> Goal:
+    return Floor(name=name, value=value, goal=goal, met=None if value is None else value >= goal)
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,5 +116,5 @@ def _facts(facts: Mapping[str, Any]) -> str:
 
 def _goals(title: str, goals: Sequence[Goal]) -> str:
     verdicts = {True: "met", False: "**missed**", None: "not measured"}
-    rows = [[goal.name, number(goal.value), f"≤ {goal.goal:g}", verdicts[goal.met]] for goal in goals]
+    rows = [[goal.name, number(goal.value), f"{goal.sign} {goal.goal:g}", verdicts[goal.met]] for goal in goals]
     return f"## {title}\n\n" + table(["goal", "measured", "bound", "verdict"], rows)

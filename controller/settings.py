@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validat
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from tuner.plan import explain
+from tuner.settings import TunerSettings
 
 Settings = TypeVar("Settings", bound=BaseSettings)
 MIB = 1024 * 1024
@@ -100,7 +101,7 @@ class RouterSettings(BaseSettings):
 
 
 class AdminSettings(BaseSettings):
-    """The controller process: admin API (and, with it, whatever changes plans)."""
+    """One controller process: the admin API, and the tuner beside it."""
 
     model_config = SettingsConfigDict(
         env_prefix="TRIMTAB_", env_nested_delimiter="__", env_file=".env", extra="ignore", frozen=True
@@ -112,6 +113,18 @@ class AdminSettings(BaseSettings):
     admin_token: SecretStr | None = Field(default=None, description="bearer token for everything that changes things")
     redis_url: str = Field(default="redis://127.0.0.1:6379/0")
     ready_file: Path | None = Field(default=None, description="written with the address once the API serves")
+    controller_id: str = Field(
+        default_factory=lambda: f"controller-{secrets.token_hex(3)}",
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
+        description="must be unique: two that share a name would both lead",
+    )
+    tune: bool = Field(default=True, description="without it this controller serves the admin API only")
+    tick_s: float = Field(default=5.0, ge=0.1, le=3600, description="between two decisions")
+    lease_s: float = Field(default=6.0, ge=0.5, le=600, description="a leader that dies is replaced within this")
+    recovery_s: float = Field(
+        default=10.0, ge=0, le=600, description="after Redis was away: until everybody has reported, decide nothing"
+    )
+    tuner: TunerSettings = Field(default=TunerSettings(), description="as TRIMTAB_TUNER__DWELL_S and so on")
 
 
 def load(kind: type[Settings], **given: Any) -> Settings:

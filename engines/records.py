@@ -1,7 +1,7 @@
-"""What engines and routers report: one record a finished request, and samples of forward passes.
+"""What engines and routers report: arrivals, one record a finished request, samples of forward passes.
 
-Both go as JSON into the Redis streams `requests` and `passes` (see `docs/architecture.md`). Times are seconds; `None`
-means that there was nothing to measure.
+They go as JSON into the Redis streams `arrivals`, `requests`, `passes` and `transfers` (see `docs/architecture.md`).
+Times are seconds; `None` means that there was nothing to measure.
 """
 
 import enum
@@ -22,6 +22,28 @@ class Outcome(enum.StrEnum):
     """Refused with 429: no KV room and the router's queue was full or the wait too long."""
     TIMEOUT = "timeout"
     FAILED = "failed"
+
+
+class ArrivalBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Requests that one router has just taken on: columns of one length, in order of arrival.
+
+    A request that the router could not make sense of has no arrival. Each that has one gets a `RequestRecord` with the
+    same `request_id` once it ends. A batch may be delivered twice.
+    """
+
+    router_id: str
+    request_ids: tuple[str, ...]
+    arrived_at_s: tuple[float, ...]
+    """Unix time."""
+    prompt_tokens: tuple[int, ...]
+    """The router's estimate at arrival; the record has the true count."""
+    prompt_bytes: tuple[int, ...]
+    """Length of the JSON that `prefix_hashes` are made of."""
+    slo_classes: tuple[str, ...]
+    plan_versions: tuple[int, ...]
+    """The plan that each request runs under."""
+    prefix_hashes: tuple[tuple[int, ...], ...]
+    """As in `RequestRecord`; empty for a prompt of less than one block."""
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -51,11 +73,14 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     split_end: int | None = None
     transferred_bytes: int | None = None
     transfer_failures: int = 0
+    transfer_retries: int = 0
+    """Of those that failed, how many were tried once more."""
     ttft_s: float | None = None
     tpot_s: float | None = None
     """`None` for fewer than two output tokens; then the bound counts as met."""
     e2e_s: float
     queue_s: float | None = None
+    """Waiting in the router and for the schedulers of all engines that worked on it; no part of `prefill_s`."""
     prefill_s: float | None = None
     transfer_s: float | None = None
     decode_s: float | None = None

@@ -121,6 +121,7 @@ class Telemetry:
         self._heartbeat_s = heartbeat_s
         self._keys = EngineKeys(info.model, info.engine_id)
         self.failures = 0
+        self.redis_answers: bool | None = None
 
     async def run(self) -> None:
         """Publish until cancelled, then say good-bye."""
@@ -149,6 +150,7 @@ class Telemetry:
             sleep=asyncio.sleep,
         )
         await attempts(self.publish)
+        self.redis_answers = True
 
     async def _write(self, records: Sequence[PassRecord | TransferRecord]) -> None:
         heartbeat = msgspec.json.encode(Heartbeat(info=self._info, load=self._load()))
@@ -161,6 +163,7 @@ class Telemetry:
 
     def _count_failure(self, attempt: RetryCallState) -> None:
         self.failures += 1
+        self.redis_answers = False
         if attempt.attempt_number == 1 and attempt.outcome is not None:
             log.warning("redis is away; heartbeats stop until it is back", error=str(attempt.outcome.exception()))
 

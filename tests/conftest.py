@@ -1,6 +1,6 @@
-"""What every test may use: a real Redis for the session, emptied for each test, and free ports."""
+"""What every test may use: a real Redis for the session, emptied for each test, free ports, real engines."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 import pytest_asyncio
@@ -8,6 +8,8 @@ from redis import Redis
 
 from controller.stack.embedded import EmbeddedRedis, embedded_redis, find_server
 from controller.stack.embedded import free_port as find_free_port
+from tests.support.sglang import Pair, running_pair
+from tests.support.sglang_questions import QUESTIONS
 
 
 def pytest_report_header() -> str:
@@ -32,3 +34,10 @@ def redis_url(redis_server: EmbeddedRedis) -> str:
 @pytest.fixture
 def free_port() -> Callable[[], int]:
     return find_free_port
+
+
+@pytest.fixture(scope="session")
+def sglang_pair(redis_server: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Two real engines for all tests of the session: leave them idle, or dead and `revive`d by the next."""
+    with running_pair(tmp_path_factory.mktemp("sglang"), find_free_port, redis_server.url, QUESTIONS) as pair:
+        yield pair

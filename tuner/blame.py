@@ -27,6 +27,9 @@ class Cause(enum.StrEnum):
     """Failed or timed out; or late because engines failed on the way."""
 
 
+PARTS = (Cause.QUEUE, Cause.PREFILL, Cause.TRANSFER, Cause.DECODE)
+"""In the order in which a request goes through them."""
+
 Miss = tuple[Bound, Cause]
 
 NOT_COUNTED = frozenset({Outcome.CLIENT_LEFT, Outcome.REJECTED})
@@ -54,19 +57,14 @@ def misses(record: RequestRecord, slo: Slo) -> tuple[Miss, ...]:
 
 
 def ttft_cause(record: RequestRecord) -> Cause:
-    """The largest part of the time to the first token. Of equal ones the first in the order of `Cause`.
+    """The largest part of the time to the first token. Of equal ones the first in the order of `PARTS`.
 
     What no part accounts for went by before an engine began: in queues, or on engines that failed.
     """
-    parts = {
-        Cause.QUEUE: record.queue_s or 0.0,
-        Cause.PREFILL: record.prefill_s or 0.0,
-        Cause.TRANSFER: record.transfer_s or 0.0,
-        # An answer that is not streamed has its first token with its last.
-        Cause.DECODE: 0.0 if record.stream else record.decode_s or 0.0,
-    }
-    unaccounted_s = (record.ttft_s or 0.0) - sum(parts.values())
-    largest = max(parts, key=lambda cause: parts[cause])
-    if unaccounted_s > parts[largest]:
+    # An answer that is not streamed has its first token with its last.
+    decode_s = 0.0 if record.stream else record.decode_s or 0.0
+    parts_s = (record.queue_s or 0.0, record.prefill_s or 0.0, record.transfer_s or 0.0, decode_s)
+    largest_s = max(parts_s)
+    if (record.ttft_s or 0.0) - sum(parts_s) > largest_s:
         return Cause.ERROR if record.attempts > 1 else Cause.QUEUE
-    return largest
+    return PARTS[parts_s.index(largest_s)]

@@ -1,6 +1,6 @@
-"""What prompts share, told from sketches of their block hashes: sessions that go on, and roots that sessions begin with.
+"""What prompts share, told from sketches of their block hashes: sessions that go on, and roots that they begin with.
 
-A sketch has the hash of a prompt's first 1, 2, 4, 8 … blocks, each covering all before it, so that sketches form a tree:
+A sketch has the hash of a prompt's first 1, 2, 4, 8 … blocks, each covering all before it, so sketches form a tree:
 
 - where a path has one way to go on, prompts below extend each other: one session;
 - where it branches, what lies above is a root, known within a factor of two, and each branch is a session;
@@ -10,6 +10,7 @@ What engines found in their context caches narrows roots down, and shows first t
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,7 +30,8 @@ CROWDED = 0.25
 """Prompts on one path of which more than this share are shorter than the one before do not extend each other."""
 
 EXTENDS = 0.05
-"""Share of possible extensions for which some cache held more than the root, from which on all are taken for such.
+"""Share of possible extensions of which some cache held more than the root, from which on all are taken for such.
+
 Most turns find nothing of their session on the engine they get, so a small share says much."""
 
 OPEN_TURNS = 64
@@ -65,7 +67,7 @@ def share(prompts: Prompts) -> Shared:
     tree = _Tree(prompts)
     session, root = _chains(prompts, tree)
     estimates = _root_tokens(prompts, tree, root, _begins(session))
-    _link_first_turns(prompts, tree, session, root, estimates)
+    session = _with_first_turns(prompts, tree, session, root, estimates)
     tokens = np.where(root >= 0, estimates[root], 0.0) if len(estimates) else np.zeros(len(root))
     alone = len(estimates) + session  # a root of its own for a session without one
     return Shared(_renumbered(session), _renumbered(np.where(root >= 0, root, alone)), tokens.astype(np.int64))
@@ -159,34 +161,56 @@ def tokens_per_block(prompts: Prompts) -> float:
     return float(np.median(prompts.tokens[known] * BLOCK_BYTES / prompts.nbytes[known]))
 
 
-def _link_first_turns(prompts: Prompts, tree: _Tree, session: Ints, root: Nodes, estimates: Floats) -> None:
-    """Give sessions back their first turns, which end inside the root and so look alone. Changes `session`."""
+def _with_first_turns(prompts: Prompts, tree: _Tree, session: Ints, root: Nodes, estimates: Floats) -> Ints:
+    """Sessions that have their first turns back: those end inside the root, and so look alone."""
     begins = np.flatnonzero((root >= 0) & _begins(session))
-    beyond = prompts.cached_tokens > 1.05 * np.where(root >= 0, estimates[root], 0.0) + 16 if len(estimates) else None
-    if beyond is None or not len(begins):
-        return
+    if not len(begins):
+        return session
     inside = session >= tree.nodes
-    told = [row for row in begins if not inside[row] and not np.isnan(prompts.cached_tokens[row])]
-    all_extend = not told or float(np.mean(beyond[told])) >= EXTENDS
-    turns: defaultdict[int, list[int]] = defaultdict(list)
-    for row in begins:
-        waiting = turns[int(root[row])]
-        if waiting and (beyond[row] or (all_extend and not inside[row])):
-            _extend(prompts, session, waiting, int(row), by_cache=bool(beyond[row]))
+    beyond = prompts.cached_tokens > 1.05 * np.where(root >= 0, estimates[root], 0.0) + 16
+    told = begins[~np.isnan(prompts.cached_tokens[begins])]
+    inside_extend = _some(beyond[told[inside[told]]], unknown=False)
+    chains_extend = _some(beyond[told[~inside[told]]], unknown=True)
+    extends = beyond | np.where(inside, inside_extend, chains_extend)
+    turns = _Turns(prompts, beyond)
+    joins = np.arange(int(session.max()) + 1)
+    for row in begins.tolist():
+        waiting = turns.at(int(root[row]))
+        turn = turns.extended_by(row, waiting) if extends[row] and waiting else None
+        if turn is not None:
+            waiting.remove(turn)
+            joins[session[row]] = joins[session[turn]]
         if inside[row]:
-            waiting.append(int(row))
+            waiting.append(row)
             del waiting[:-OPEN_TURNS]
+    return joins[session]
 
 
-def _extend(prompts: Prompts, session: Ints, waiting: list[int], row: int, *, by_cache: bool) -> None:
-    """Join the session that `row` begins to the turn it most likely extends; that turn waits no longer."""
-    fitting = [turn for turn in waiting if not prompts.total_tokens[turn] > prompts.tokens[row]]
-    if not fitting:
-        return
-    held = prompts.cached_tokens[row]
-    turn = min(fitting, key=lambda each: abs(prompts.total_tokens[each] - held)) if by_cache else fitting[0]
-    session[session == session[row]] = session[turn]
-    waiting.remove(turn)
+def _some(beyond: NDArray[np.bool_], *, unknown: bool) -> bool:
+    return float(beyond.mean()) >= EXTENDS if len(beyond) else unknown
+
+
+class _Turns:
+    """First turns by root that no other has been found to extend. Lists, as single numbers of arrays are slow."""
+
+    def __init__(self, prompts: Prompts, beyond: NDArray[np.bool_]) -> None:
+        self._waiting: defaultdict[int, list[int]] = defaultdict(list)
+        self._tokens = prompts.tokens.tolist()
+        self._total = prompts.total_tokens.tolist()
+        self._cached = prompts.cached_tokens.tolist()
+        self._beyond = beyond.tolist()
+
+    def at(self, root: int) -> list[int]:
+        return self._waiting[root]
+
+    def extended_by(self, row: int, waiting: Sequence[int]) -> int | None:
+        """The turn this prompt most likely goes on from: what a cache held of it tells, else the oldest that fits."""
+        total, tokens = self._total, self._tokens[row]
+        fitting = [turn for turn in waiting if total[turn] <= tokens]
+        if not fitting or not self._beyond[row]:
+            return fitting[0] if fitting else None
+        held = self._cached[row]
+        return min(fitting, key=lambda turn: abs(float(total[turn]) - held))
 
 
 def _begins(session: Ints) -> NDArray[np.bool_]:

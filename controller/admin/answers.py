@@ -7,6 +7,8 @@ import msgspec
 from pydantic import BaseModel, Field
 
 from controller.admin.migrations import Migration
+from controller.admin.modes import ModeDocument
+from controller.decisions import DecisionRecord
 from controller.heartbeats import RouterBeat
 from engines.telemetry import Heartbeat
 from engines.types import Role
@@ -16,6 +18,15 @@ from tuner.plan import Plan
 class IssuedPlan(BaseModel):
     plan: Plan
     warnings: Sequence[str] = Field(default=(), description="What is accepted but may not be meant")
+
+
+class PinnedPlan(IssuedPlan):
+    mode: ModeDocument
+
+
+class DecisionPage(BaseModel):
+    decisions: Sequence[DecisionRecord] = Field(description="Newest first")
+    before: str | None = Field(description="Give this as `before` for the next page; absent on the last")
 
 
 class PlanHistory(BaseModel):

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from controller.admin.documents import Documents
 from controller.admin.patterns import KnownPatterns
 from controller.store.keys import Keys
-from controller.store.protocol import Store, StoreUnavailable, VersionConflict
+from controller.store.protocol import Lease, Store, StoreUnavailable, VersionConflict
 from engines.types import Role
 from tuner.plan import BOOTSTRAP_PLAN, BadDocument, IssuedBy, Knobs, Name, Plan, explain, parse
 
@@ -63,33 +63,59 @@ class PlanService:
         return await self._documents.get()
 
     async def bootstrap(self) -> None:
-        """Issue the first plan unless there is one."""
-        change = PlanChange(pattern=BOOTSTRAP_PLAN.pattern, knobs=BOOTSTRAP_PLAN.knobs, reason=BOOTSTRAP_PLAN.reason)
+        """Issue a plan where there is none: the last that was seen, if the store lost it, else the very first."""
+        if await self._documents.get() is not None:
+            return
+        last = self._documents.last or BOOTSTRAP_PLAN
+        reason = f"the store had lost version {last.version}: {last.reason}" if last.version else last.reason
+        change = PlanChange(pattern=last.pattern, knobs=last.knobs, roles=last.roles, reason=reason[:REASON_CHARS])
         try:
-            await self.issue(change, expected_version=0, issued_by=IssuedBy.BOOTSTRAP)
+            await self.issue(change, expected_version=0, issued_by=last.issued_by)
         except VersionConflict as conflict:
             log.info("plan already there", version=conflict.actual)
 
-    async def issue(
-        self, change: PlanChange, expected_version: int | None = None, issued_by: IssuedBy = IssuedBy.OPERATOR
-    ) -> Plan:
-        """Put a plan in force; raises `UnknownPattern`, `BadDocument`, or `VersionConflict` if one was expected."""
+    def check(self, change: PlanChange) -> None:
+        """Raises `UnknownPattern` or `BadDocument` for what cannot be a plan."""
         known = self._known()
         if change.pattern not in known:
             raise UnknownPattern(change.pattern, known)
-        plan = await self._documents.change(lambda _, version: self._plan(change, version, issued_by), expected_version)
+        self._plan(change, version=1, issued_by=IssuedBy.OPERATOR)
+
+    async def issue(
+        self,
+        change: PlanChange,
+        expected_version: int | None = None,
+        issued_by: IssuedBy = IssuedBy.OPERATOR,
+        fence: Lease | None = None,
+    ) -> Plan:
+        """Put a plan in force; raises `UnknownPattern`, `BadDocument`, or `VersionConflict` if one was expected.
+
+        With a `fence` only the holder of that lease can, else `LostLease`.
+        """
+        self.check(change)
+        plan = await self._documents.change(
+            lambda _, version: self._plan(change, version, issued_by), expected_version, fence
+        )
         log.info("plan issued", version=plan.version, pattern=plan.pattern, issued_by=issued_by, reason=plan.reason)
         await self._remember(plan)
         return plan
 
+    async def issue_as_tuner(self, change: PlanChange, expected_version: int, lease: Lease) -> Plan:
+        """The tuner's way to put a plan in force: only over the plan it decided on, and only while it leads."""
+        return await self.issue(change, expected_version, IssuedBy.TUNER, lease)
+
     async def rollback(self, version: int) -> Plan:
         """Put the content of an earlier plan in force again, as a new version; raises `UnknownVersion`."""
+        return await self.issue(await self.earlier(version))
+
+    async def earlier(self, version: int) -> PlanChange:
+        """What it takes to go back to an earlier plan; raises `UnknownVersion`."""
         kept = {plan.version: plan for plan in await self.history()}
         if version not in kept:
             raise UnknownVersion(version, kept)
         old = kept[version]
         reason = f"rolled back to version {version}: {old.reason}"[:REASON_CHARS]
-        return await self.issue(PlanChange(pattern=old.pattern, knobs=old.knobs, roles=old.roles, reason=reason))
+        return PlanChange(pattern=old.pattern, knobs=old.knobs, roles=old.roles, reason=reason)
 
     async def history(self, count: int = HISTORY_LEN) -> Sequence[Plan]:
         """The last plans, newest first."""

@@ -11,9 +11,12 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from controller.admin.engine_calls import UnknownEngine
+from controller.admin.forecasts import CannotPredict
 from controller.admin.migrations import SameEngine
+from controller.admin.pins import NothingToPin
 from controller.admin.plans import UnknownPattern, UnknownVersion
 from controller.admin.slos import UnknownClass
+from controller.search_worker import WorkerFailed
 from controller.store.protocol import StoreUnavailable, VersionConflict
 from engines.errors import EngineError
 from tuner.plan import BadDocument
@@ -26,7 +29,10 @@ STATUS: Mapping[type[Exception], int] = {
     UnknownClass: 404,
     UnknownEngine: 404,
     VersionConflict: 409,
+    NothingToPin: 409,
+    CannotPredict: 409,
     StoreUnavailable: 503,
+    WorkerFailed: 503,
 }
 """The one place where what went wrong becomes an HTTP status."""
 

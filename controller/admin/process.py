@@ -1,4 +1,4 @@
-"""The controller process: the admin API, and the upkeep of engines beside it."""
+"""The controller process: the admin API, and beside it the tuner and the upkeep of engines and documents."""
 
 import asyncio
 import contextlib
@@ -12,15 +12,20 @@ from pathlib import Path
 
 import structlog
 import uvicorn
+from prometheus_client import CollectorRegistry
 
 from controller import logs
 from controller.admin.app import create_app
+from controller.admin.forecasts import Forecaster
 from controller.admin.services import Services
+from controller.controller_metrics import ControllerMetrics
 from controller.settings import AdminSettings, BadSettings
 from controller.store import StoreUnavailable, open_store
+from controller.tuning import Tuning
+from tuner.plan import BadDocument
 
 SHUTDOWN_S = 5
-BOOTSTRAP_RETRY_S = 1.0
+BOOTSTRAP_S = 1.0
 
 log = structlog.get_logger(__name__)
 
@@ -39,32 +44,40 @@ def run(settings: AdminSettings) -> int:
 async def _serve(settings: AdminSettings, listener: socket.socket) -> None:
     async with contextlib.aclosing(open_store(settings.redis_url)) as store, asyncio.TaskGroup() as tasks:
         services = Services.wire(store, settings.model)
-        ready = await _bootstrapped(services)
-        upkeep = tasks.create_task(_keep_up(services, ready))
+        registry = CollectorRegistry()
+        await _bootstrap(services)
+        upkeep = [tasks.create_task(_keep_up(services))]
+        forecaster = None
+        if settings.tune:
+            tuning = Tuning(services, settings, ControllerMetrics(registry))
+            upkeep.append(tasks.create_task(tuning.run()))
+            forecaster = Forecaster(tuning, services.plans.check)
         config = uvicorn.Config(
-            create_app(services, settings.admin_token),
+            create_app(services, settings.admin_token, forecaster, registry),
             log_level="warning",
             timeout_graceful_shutdown=SHUTDOWN_S,
         )
         await _Server(config, lambda: _say_ready(settings.ready_file, listener)).serve(sockets=[listener])
-        upkeep.cancel()
+        for task in upkeep:
+            task.cancel()
 
 
-async def _keep_up(services: Services, bootstrapped: bool) -> None:
-    """Bootstrap as soon as the store answers, then keep engines in line."""
-    while not bootstrapped:
-        await asyncio.sleep(BOOTSTRAP_RETRY_S)
-        bootstrapped = await _bootstrapped(services)
-    await services.applier.run()
+async def _keep_up(services: Services) -> None:
+    """Have documents where there are none, after a store lost its data too, and keep engines in line with the plan."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(services.applier.run())
+        while True:
+            await asyncio.sleep(BOOTSTRAP_S)
+            await _bootstrap(services)
 
 
-async def _bootstrapped(services: Services) -> bool:
+async def _bootstrap(services: Services) -> None:
     try:
         await services.bootstrap()
     except StoreUnavailable as error:
         log.warning("waiting for the store", error=str(error))
-        return False
-    return True
+    except BadDocument as error:
+        log.error("a document in the store is none; put another", error=str(error))
 
 
 class _Server(uvicorn.Server):

@@ -40,9 +40,12 @@ class SloService:
         return await self._documents.get() or BOOTSTRAP_SLOS
 
     async def bootstrap(self) -> None:
-        """Issue the first table unless there is one."""
+        """Issue a table where there is none: the last that was seen, if the store lost it, else the very first."""
+        if await self._documents.get() is not None:
+            return
+        last = self._documents.last or BOOTSTRAP_SLOS
         try:
-            await self.replace(SloChange(classes=BOOTSTRAP_SLOS.classes), expected_version=0)
+            await self.replace(SloChange(classes=last.classes), expected_version=0)
         except VersionConflict as conflict:
             log.info("SLOs already there", version=conflict.actual)
 

@@ -1,5 +1,6 @@
 """Finding the admin API: options that name it, and the running stack."""
 
+import getpass
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,3 +60,11 @@ def admin_api(url: str | None, token: str | None) -> "AdminClient":
     from controller.cli.admin_client import AdminClient
 
     return AdminClient(find_target(url, token))
+
+
+def who() -> str:
+    """The user of this machine, to be written down beside what they change."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "operator"

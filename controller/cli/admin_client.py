@@ -32,15 +32,17 @@ class AdminClient:
     def put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return self._call("PUT", path, body)
 
-    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        return self._call("POST", path, body)
+    def post(self, path: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+        return self._call("POST", path, body, timeout_s)
 
     def delete(self, path: str) -> dict[str, Any]:
         return self._call("DELETE", path)
 
-    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def _call(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = TIMEOUT_S
+    ) -> dict[str, Any]:
         try:
-            answer = self._client.request(method, path, json=body)
+            answer = self._client.request(method, path, json=body, timeout=timeout_s)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise CliError(
                 f"no admin API answers at {self._url} ({error}): start one with `trimtab up`, or give --admin-url"

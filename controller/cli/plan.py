@@ -1,4 +1,4 @@
-"""`trimtab plan`: what is in force, putting something else in force, going back."""
+"""`trimtab plan`: what is in force, putting something else in force, going back, having the tuner keep off."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from controller.cli.admin import AdminToken, AdminUrl, admin_api
+from controller.cli.admin import AdminToken, AdminUrl, admin_api, who
 from controller.cli.errors import CliError
 from controller.cli.show import AsJson, at, knob_rows, plan_summary, print_json, print_table
 from tuner.plan import BALANCED, Admission, Policy
@@ -92,7 +92,7 @@ def set_plan(
             **start,
             "pattern": pattern,
             "knobs": start["knobs"] | given,
-            "roles": start["roles"] | _roles(role or ()),
+            "roles": start["roles"] | parse_roles(role or ()),
             **({} if reason is None else {"reason": reason}),
         }
         _report(admin, admin.put("/v1/plan", body), wait_s)
@@ -127,13 +127,48 @@ def rollback(
         _report(admin, admin.post("/v1/plan/rollback", {"version": version}), wait_s)
 
 
+@app.command()
+def pin(
+    version: Annotated[int | None, typer.Argument(min=1, help="A version from `trimtab plan history`")] = None,
+    reason: Annotated[str | None, typer.Option(help="Why; kept with the mode")] = None,
+    wait_s: Wait = 5.0,
+    admin_url: AdminUrl = None,
+    admin_token: AdminToken = None,
+) -> None:
+    """Have the tuner leave the plan alone: the one in force, or an earlier one that is put in force again.
+
+    Pinned means mode `manual`. To pin a plan of your own: `trimtab plan set …`, then `trimtab plan pin`.
+
+    * `trimtab plan pin --reason "load test"`
+    * `trimtab plan pin 7`
+    """
+    given = {"version": version, "reason": reason, "by": who()}
+    with admin_api(admin_url, admin_token) as admin:
+        pinned = admin.post("/v1/plan/pin", {name: value for name, value in given.items() if value is not None})
+        _report(admin, pinned, wait_s)
+    typer.echo(f"pinned: mode is {pinned['mode']['mode']} until `trimtab plan unpin`")
+
+
+@app.command()
+def unpin(
+    reason: Annotated[str | None, typer.Option(help="Why; kept with the mode")] = None,
+    admin_url: AdminUrl = None,
+    admin_token: AdminToken = None,
+) -> None:
+    """Give the plan back to the tuner. What is in force stays until it finds a better one."""
+    given = {"by": who()} | ({} if reason is None else {"reason": reason})
+    with admin_api(admin_url, admin_token) as admin:
+        typer.echo(f"unpinned: mode is {admin.post('/v1/plan/unpin', given)['mode']}")
+
+
 def _start(plan: Mapping[str, Any], pattern: str) -> dict[str, Any]:
     """What `--keep` keeps. Only `balanced` has an offload ratio, so another pattern starts without it."""
     knobs = {name: value for name, value in plan["knobs"].items() if name != "offload_ratio" or pattern == BALANCED}
     return {"knobs": knobs, "roles": plan["roles"], "expected_version": plan["version"]}
 
 
-def _roles(given: Sequence[str]) -> dict[str, str]:
+def parse_roles(given: Sequence[str]) -> dict[str, str]:
+    """`e0=prefill` and so on, as engine → role; raises `CliError` for anything else."""
     roles = {}
     for entry in given:
         engine_id, separator, role = entry.partition("=")

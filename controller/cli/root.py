@@ -5,17 +5,18 @@ from importlib.metadata import version as installed_version
 
 import typer
 
-from controller.cli import plan, serve, slo, top, up
+from controller.cli import model, plan, serve, slo, top, tuner, up
 from controller.cli.errors import CliError
 from controller.settings import BadSettings
 
 HELP = """Steer a fleet of LLM engines for the most goodput.
 
-Start everything on this machine, send requests, change the plan while they run:
+Start everything on this machine, say what clients are promised, and see how the plan follows the traffic:
 
 * `trimtab up`
-* `trimtab plan set balanced --offload-ratio 0.1`
+* `trimtab slo set default --ttft-ms 500 --tpot-ms 50`
 * `trimtab top`
+* `trimtab explain`
 """
 
 app = typer.Typer(
@@ -30,8 +31,13 @@ app.command("up")(up.up)
 app.command("router")(serve.router)
 app.command("controller")(serve.controller)
 app.add_typer(serve.engine_app, name="engine")
+app.add_typer(model.app, name="model")
 app.add_typer(plan.app, name="plan")
 app.add_typer(slo.app, name="slo")
+app.command("mode")(tuner.mode)
+app.command("explain")(tuner.explain)
+app.command("decisions")(tuner.decisions)
+app.command("what-if")(tuner.what_if)
 app.command("top")(top.top)
 
 

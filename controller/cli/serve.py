@@ -1,5 +1,6 @@
-"""Commands that run one process each: `router`, `engine emulated` and `controller`."""
+"""Commands that run one process each: `router`, `engine emulated`, `engine sglang` and `controller`."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -78,11 +79,22 @@ def controller(
         str | None, typer.Option(help="Bearer token of operators. Arguments are public: rather set TRIMTAB_ADMIN_TOKEN")
     ] = None,
     redis_url: RedisUrl = None,
+    tick_s: Annotated[float | None, typer.Option(help="Seconds between two decisions [default: 5]")] = None,
+    lease_s: Annotated[
+        float | None, typer.Option(help="Another controller takes over within this if the leader dies [default: 6]")
+    ] = None,
+    controller_id: Annotated[str | None, typer.Option(help="Unique; made up unless given")] = None,
+    tune: Annotated[
+        bool | None, typer.Option("--tune/--no-tune", help="Whether to change plans besides serving the API")
+    ] = None,
     ready_file: ReadyFile = None,
 ) -> None:
-    """Serve the admin API: SLOs, plans, engines, migrations.
+    """Serve the admin API, and keep choosing the plan with the most goodput.
 
-    Every option may come from the environment instead: TRIMTAB_MODEL, TRIMTAB_ADMIN_PORT, TRIMTAB_ADMIN_TOKEN, …
+    Run as many as you like: one leads and decides, the others stand by and answer the API too.
+
+    Every option may come from the environment instead: TRIMTAB_MODEL, TRIMTAB_ADMIN_PORT, TRIMTAB_ADMIN_TOKEN, …;
+    the tuner's own settings too: TRIMTAB_TUNER__DWELL_S, TRIMTAB_TUNER__MIN_GAIN, …
 
     * `TRIMTAB_ADMIN_TOKEN=… trimtab controller --model llama --redis-url redis://127.0.0.1:6379/0`
     """
@@ -96,14 +108,13 @@ def controller(
         admin_port=port,
         admin_token=admin_token,
         redis_url=redis_url,
+        tick_s=tick_s,
+        lease_s=lease_s,
+        controller_id=controller_id,
+        tune=tune,
         ready_file=ready_file,
     )
     raise typer.Exit(run(settings))
-
-
-@engine_app.callback()
-def engine_group() -> None:
-    """Keeps `emulated` a command of its own while it is the only one."""
 
 
 @engine_app.command("emulated")
@@ -159,3 +170,60 @@ def emulated(
     except OSError as error:
         raise CliError(f"the engine cannot serve: {error}") from error
     raise typer.Exit(code)
+
+
+@engine_app.command("sglang", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def sglang(
+    context: typer.Context,
+    model: Annotated[str, typer.Option("--model", "--model-path", help="Model folder, or a name SGLang can download")],
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, … [default: what SGLang finds]")] = None,
+    engine_id: Annotated[str | None, typer.Option(help="Made up unless given")] = None,
+    host: Host = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one")] = 0,
+    kind: Annotated[str | None, typer.Option(help="Which latency model applies [default: device and model]")] = None,
+    advertise_url: Annotated[str | None, typer.Option(help="Address that routers are told instead")] = None,
+    cores: Annotated[str | None, typer.Option(help="CPU cores to stay on, for example 0 or 0-3,8")] = None,
+    redis_url: RedisUrl = None,
+    ready_file: ReadyFile = None,
+) -> None:
+    """Run SGLang with the microserving verbs. Flags that are not listed here are SGLang's own and passed on.
+
+    SGLang is looked for in this Python; TRIMTAB_SGLANG_PYTHON names another one that has it.
+
+    * `trimtab engine sglang --model meta-llama/Llama-3.1-8B-Instruct --tp-size 2 --redis-url redis://127.0.0.1:6379/0`
+    * `trimtab engine sglang --model .models/smollm2-135m --device cpu --cores 0`
+    """
+    from engines.sglang.launcher import CannotLaunch, LaunchOptions, new_engine_id, start
+
+    settings = {
+        "ENGINE_ID": engine_id or os.environ.get("TRIMTAB_SGLANG_ENGINE_ID") or new_engine_id(),
+        "KIND": kind,
+        "ADVERTISE_URL": advertise_url,
+        "REDIS_URL": redis_url,
+    }
+    options = LaunchOptions(
+        model=model,
+        device=device,
+        host=host or "127.0.0.1",
+        port=port,
+        cores=None if cores is None else _cores(cores),
+        ready_file=ready_file,
+        plugin_settings={f"TRIMTAB_SGLANG_{name}": value for name, value in settings.items() if value is not None},
+        flags=tuple(context.args),
+    )
+    try:
+        start(options)
+    except (CannotLaunch, OSError) as error:
+        raise CliError(f"the engine cannot start: {error}") from error
+
+
+def _cores(text: str) -> frozenset[int]:
+    """`0-3,8` as numbers."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        try:
+            found.update(range(int(first), int(last or first) + 1))
+        except ValueError as error:
+            raise CliError(f"--cores {text!r} is not a list of cores: give for example 0 or 0-3,8") from error
+    return frozenset(found)

@@ -7,8 +7,11 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
+from rich.bar import Bar
 from rich.console import Console
 from rich.table import Table
+
+BAR_WIDTH = 60
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts")]
 
@@ -21,6 +24,19 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     table = Table(*columns, title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for row in rows:
         table.add_row(*row)
+    Console(highlight=False).print(table)
+
+
+def print_bars(title: str, values: Iterable[tuple[str, float]]) -> None:
+    """A bar for each value, as long as it is large."""
+    rows = list(values)
+    table = Table(title=title, title_justify="left", box=None, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(width=BAR_WIDTH)
+    table.add_column(justify="right", no_wrap=True)
+    largest = max((value for _, value in rows), default=0.0)
+    for label, value in rows:
+        table.add_row(label, Bar(largest or 1.0, 0, value), f"{value:.2f}")
     Console(highlight=False).print(table)
 
 

@@ -1,9 +1,12 @@
 """`trimtab up`: the whole stack on this machine."""
 
 import enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from controller.cli.model import SMALL
 
 
 class LoadName(enum.StrEnum):
@@ -12,9 +15,22 @@ class LoadName(enum.StrEnum):
     MIXED = "mixed"
 
 
+class EngineName(enum.StrEnum):
+    EMULATED = "emulated"
+    SGLANG = "sglang"
+
+
+ENGINES = {EngineName.EMULATED: 4, EngineName.SGLANG: 2}
+
+
 def up(
-    engines: Annotated[int, typer.Option(min=1, max=64, help="How many emulated engines")] = 4,
-    profile: Annotated[str, typer.Option(help="What the engines are like: a name or a TOML file")] = "laptop",
+    engine: Annotated[EngineName, typer.Option(help="What the engines are: modelled, or real")] = EngineName.EMULATED,
+    engines: Annotated[
+        int | None, typer.Option(min=1, max=64, help="How many engines [default: 4 emulated or 2 SGLang]")
+    ] = None,
+    profile: Annotated[str, typer.Option(help="What emulated engines are like: a name or a TOML file")] = "laptop",
+    model: Annotated[Path, typer.Option(help="Model folder of SGLang engines")] = SMALL,
+    device: Annotated[str, typer.Option(help="What SGLang engines run on")] = "cpu",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of the OpenAI API; 0 takes a free one")] = 8080,
     admin_port: Annotated[int, typer.Option(min=0, max=65535, help="Of the admin API; 0 takes a free one")] = 8081,
     load: Annotated[LoadName, typer.Option(help="Requests to send, so that there is something to see")] = LoadName.NONE,
@@ -44,16 +60,19 @@ def up(
     * `trimtab up`
     * `trimtab up --engines 2 --load mixed`
     * `trimtab up --port 0 --admin-port 0`
+    * `trimtab up --engine sglang --model .models/smollm2-135m`
     """
     from controller.cli.errors import CliError
     from controller.stack.parts import StackOptions
     from controller.stack.stack import StackFailed, run
 
     options = StackOptions(
-        engines=engines,
+        engines=engines or ENGINES[engine],
         profile=profile,
         port=port,
         admin_port=admin_port,
+        model_folder=model if engine is EngineName.SGLANG else None,
+        device=device,
         load=None if load is LoadName.NONE else load.value,
         load_rate=load_rate,
         api_key=api_key,

@@ -11,15 +11,17 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from http import HTTPStatus
+from importlib.metadata import version
 
 import msgspec
 import structlog
 import uvloop
-from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, disable_created_metrics, multiprocess
 
 from controller import logs
 from controller.heartbeats import Heartbeats, RouterBeat
 from controller.metrics import RouterMetrics
+from controller.metrics_in_force import InForceCollector, RouterIdentity
 from controller.router.board import Board
 from controller.router.call import Desk
 from controller.router.fleet import Fleet
@@ -29,11 +31,12 @@ from controller.router.patterns import load_patterns
 from controller.router.records import Recorder
 from controller.router.service import Service
 from controller.router.tokens import open_token_source
-from controller.router.waiting import RoomQueue
+from controller.router.waiting import Lack, RoomQueue
 from controller.router.workers import MULTIPROCESS_DIR, announce, run_workers
 from controller.settings import RouterSettings
 from controller.store import Keys, Store, StoreUnavailable, open_store
 from engines.client import EngineClient, VerbTimeouts
+from engines.metrics import expose
 from tuner.prefix import PrefixIndex
 
 log = structlog.get_logger()
@@ -57,6 +60,7 @@ def run(settings: RouterSettings) -> int:
 def run_one(settings: RouterSettings) -> int:
     """One router process."""
     logs.configure()
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # Prometheus would keep one more series for each other
     return uvloop.run(_serve(settings))
 
 
@@ -106,20 +110,21 @@ class RunningRouter:
 async def router(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
     """A serving router. Everything it starts ends with the context, in reverse order."""
     loop = asyncio.get_running_loop()
-    registry, exposed = _registry()
+    registry, exposed = _registries()
     metrics = RouterMetrics(registry)
     keys = Keys(settings.model)
     async with AsyncExitStack() as stack:
         store = await _open_store(settings.redis_url, stack)
-        recorder = Recorder(store, keys.requests, settings.record_buffer, metrics)
+        recorder = Recorder(store, keys, settings.router_id, settings.record_buffer, metrics, _wall_offset_s)
         if store is not None:
             stack.push_async_callback(_leave, store, keys.router(settings.router_id), recorder)
         tasks = await stack.enter_async_context(_Background(grace_s=0))
         errands = await stack.enter_async_context(_Background(ERRAND_S))
         desk = _desk(settings, loop)
         board = Board(load_patterns(), metrics, desk.fleet.apply)
-        service = Service(settings, desk, board, recorder, metrics, exposed, errands.start, time.time)
+        service = Service(settings, desk, board, recorder, metrics, partial(expose, exposed), errands.start, time.time)
         http = HttpServer(service, _refusal, settings.limits, loop, time.monotonic, time.time, service.gate)
+        exposed.register(_in_force(settings, board, desk))
         _follow_gauges(metrics, service, desk, http, recorder)
         server = await _listen(settings, http, loop)
         stack.push_async_callback(_close, server, http)
@@ -199,14 +204,21 @@ def _desk(settings: RouterSettings, loop: asyncio.AbstractEventLoop) -> Desk:
     return Desk(fleet, prefixes, room, open_token_source(settings.tokenizer), settings.limits, loop, time.monotonic)
 
 
-def _registry() -> tuple[CollectorRegistry, Callable[[], bytes]]:
-    """Where metrics go, and how `/metrics` reads them: with several workers, from what all of them wrote."""
+def _registries() -> tuple[CollectorRegistry, CollectorRegistry]:
+    """Where metrics go, and what `/metrics` shows: with several workers, the sums of what all of them wrote."""
     registry = CollectorRegistry()
     if MULTIPROCESS_DIR not in os.environ:
-        return registry, lambda: generate_latest(registry)
-    whole = CollectorRegistry()
-    multiprocess.MultiProcessCollector(whole)  # type: ignore[no-untyped-call]
-    return registry, lambda: generate_latest(whole)
+        ProcessCollector(registry=registry)
+        GCCollector(registry)
+        return registry, registry
+    exposed = CollectorRegistry()
+    multiprocess.MultiProcessCollector(exposed)  # type: ignore[no-untyped-call]
+    return registry, exposed
+
+
+def _in_force(settings: RouterSettings, board: Board, desk: Desk) -> InForceCollector:
+    identity = RouterIdentity(settings.router_id, settings.model, version("trimtab"))
+    return InForceCollector(identity, lambda: board.plan, lambda: board.slos, lambda: desk.fleet.views)
 
 
 async def _open_store(url: str | None, stack: AsyncExitStack) -> Store | None:
@@ -230,6 +242,10 @@ async def _listen(settings: RouterSettings, http: HttpServer, loop: asyncio.Abst
         backlog=BACKLOG,
         reuse_port=settings.workers > 1 or None,
     )
+
+
+def _wall_offset_s() -> float:
+    return time.time() - time.monotonic()
 
 
 def _url(settings: RouterSettings, server: asyncio.Server) -> str:
@@ -285,7 +301,8 @@ def _refusal(status: int, sentence: str) -> tuple[bytes, bytes]:
 
 def _follow_gauges(metrics: RouterMetrics, service: Service, desk: Desk, http: HttpServer, recorder: Recorder) -> None:
     metrics.follow("inflight_requests", lambda: service.inflight)
-    metrics.follow("waiting_requests", lambda: len(desk.room))
+    for lack in Lack:
+        metrics.follow("waiting_requests", partial(desk.room.waiting.__getitem__, lack), lack=lack.value)
+    metrics.follow("inflight_transfers", lambda: sum(engine.own_transfers for engine in desk.fleet))
     metrics.follow("client_connections", lambda: http.connections)
-    metrics.follow("engines_available", lambda: desk.fleet.available)
     metrics.follow("records_buffered", lambda: len(recorder))

@@ -11,7 +11,7 @@ import structlog
 from controller.router.fleet import Engine, Fleet, Lease, TransferSlot
 from controller.router.openai import ApiError, Asked
 from controller.router.tokens import TokenSource
-from controller.router.waiting import QueueFull, RoomQueue
+from controller.router.waiting import Lack, QueueFull, RoomQueue
 from controller.settings import Limits
 from engines.client import Prompt, Trace
 from engines.errors import Draining, EngineError, EngineTimeout, EngineUnreachable, NoKvRoom, TransferFailed
@@ -93,6 +93,7 @@ class Call:
         "prefill_s",
         "prompt",
         "prompt_tokens",
+        "queued_s",
         "request_id",
         "reserving",
         "resume",
@@ -103,6 +104,7 @@ class Call:
         "split_end",
         "trace",
         "transfer_failures",
+        "transfer_retries",
         "transfer_s",
         "transferred_bytes",
         "waited_s",
@@ -138,12 +140,15 @@ class Call:
         self.attempts = 0
         self.resumed = 0
         self.waited_s = 0.0
+        self.queued_s = 0.0
+        """In a prefill engine's queue; the decode engine tells of its own in its timings."""
         self.prefill_engine: str | None = None
         self.decode_engine: str | None = None
         self.split_begin: int | None = None
         self.split_end: int | None = None
         self.transferred_bytes: int | None = None
         self.transfer_failures = 0
+        self.transfer_retries = 0
         self.prefill_s: float | None = None
         self.transfer_s: float | None = None
         self.reserving: asyncio.Future[PrepRecvAnswer] | None = None
@@ -180,7 +185,7 @@ class Call:
                     return reservation
             if not self.placement.decode:
                 raise EngineUnreachable("no engine is left to decode on")
-            await self.wait_for_room(first=waited)
+            await self.wait_for_room(self._lack(), first=waited)
             waited = True
 
     async def send_kv(self, reservation: Reservation) -> bool:
@@ -197,10 +202,11 @@ class Call:
 
     async def _send(self, reservation: Reservation) -> bool:
         engines = [each for each in self.placement.prefill if each != reservation.engine_id]
-        for _ in range(MAX_SENDS):
+        for attempt in range(MAX_SENDS):
             engines = [each for each in engines if self.desk.fleet.get(each) is not None]
             if not engines:
                 break
+            self.transfer_retries += attempt
             try:
                 await self._send_from(self.desk.fleet[engines[0]], reservation)
                 return True
@@ -239,14 +245,14 @@ class Call:
             if verdict is Verdict.SHED:
                 sentence = f"overloaded: this request could not meet its TTFT bound of {self.slo.ttft_ms:g} ms"
                 raise ApiError(429, sentence, code="shed", retry_after_s=1)
-            await self.wait_for_room(first=waited)
+            await self.wait_for_room(Lack.ADMISSION, first=waited)
             waited = True
 
-    async def wait_for_room(self, *, first: bool) -> None:
+    async def wait_for_room(self, lack: Lack, *, first: bool) -> None:
         """Wait in the router's queue, then place again."""
         began_s = self.desk.now_s()
         try:
-            await self.desk.room.wait(self.desk.limits.queue_s - self.waited_s, first=first)
+            await self.desk.room.wait(self.desk.limits.queue_s - self.waited_s, lack, first=first)
         except (QueueFull, TimeoutError):
             raise ApiError(429, "no room: try again later", code="no_room", retry_after_s=1) from None
         finally:
@@ -301,6 +307,12 @@ class Call:
         self.split_begin, self.split_end = begin, end
         return Reservation(engine.engine_id, answer.kv_addr_info, begin, end, slot)
 
+    def _lack(self) -> Lack:
+        """What keeps the request from its best decode engine."""
+        engine = self.desk.fleet.get(self.placement.decode[0])
+        busy = engine is not None and engine.own_transfers >= self.plan.knobs.max_inflight_transfers
+        return Lack.TRANSFER_SLOT if busy else Lack.KV_ROOM
+
     def _unreserved(self, engine: Engine, error: EngineError) -> None:
         """Go on to the next engine if this one is full or gone; anything else is about the request itself."""
         if isinstance(error, EngineUnreachable):
@@ -339,8 +351,9 @@ class Call:
         self.done_with(sender.engine_id)
         self.prefill_engine = sender.engine_id
         self.transferred_bytes = answer.bytes
-        self.prefill_s, self.transfer_s = answer.prefill_s, answer.transfer_s
-        sender.prefilled(reservation.end - answer.cached_length, answer.prefill_s - answer.queue_s)
+        self.queued_s, self.transfer_s = answer.queue_s, answer.transfer_s
+        self.prefill_s = answer.prefill_s - answer.queue_s
+        sender.prefilled(reservation.end - answer.cached_length, self.prefill_s)
         self.desk.prefixes.add(self.hashes, sender.engine_id)
 
     async def _abort_on(self, engine: Engine) -> None:

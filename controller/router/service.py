@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine, Mapping
 
 import msgspec
 import structlog
-from prometheus_client import CONTENT_TYPE_LATEST
 
 from controller.metrics import RouterMetrics
 from controller.router.board import Board
@@ -29,6 +28,9 @@ from tuner.prefix import sketch
 
 log = structlog.get_logger()
 
+Exposition = Callable[[str | None], tuple[bytes, str]]
+"""What a scrape gets that accepts these content types: content and its type."""
+
 EVENT_STREAM = b"text/event-stream"
 RETRY_ELSEWHERE = frozenset({429, 500, 502, 503, 504})
 OUTCOMES = {"shed": Outcome.SHED, "no_room": Outcome.NO_ROOM}
@@ -44,7 +46,7 @@ class Service:
         board: Board,
         recorder: Recorder,
         metrics: RouterMetrics,
-        exposition: Callable[[], bytes],
+        exposition: Exposition,
         background: Callable[[Coroutine[None, None, None]], object],
         wall_clock_s: Callable[[], float],
     ) -> None:
@@ -70,9 +72,9 @@ class Service:
         self._idle.set()
         self.inflight = 0
         self.draining = False
-        self._pages: dict[bytes, Callable[[ClientConnection], None]] = {
+        self._pages: dict[bytes, Callable[[Request, ClientConnection], None]] = {
             b"/v1/models": self._models,
-            b"/health": lambda client: client.respond(200, b'{"status":"ok"}'),
+            b"/health": lambda _, client: client.respond(200, b'{"status":"ok"}'),
             b"/ready": self._ready,
             b"/metrics": self._measurements,
         }
@@ -86,7 +88,7 @@ class Service:
             page = self._pages.get(path)
             if page is None or request.method not in (b"GET", b"HEAD"):
                 raise _no_such_page(path, request.method, known=page is not None or path in APIS)
-            page(client)
+            page(request, client)
         except ApiError as error:
             client.respond(error.status, error.body(), extra=error.headers())
         return None
@@ -110,6 +112,7 @@ class Service:
         self._began()
         try:
             call = self._understand(request)
+            self._note_arrival(call, request)
             await self._place(call)
             await self._answer(call, client, delivery)
         except (ApiError, Refused, EngineError) as error:
@@ -135,6 +138,15 @@ class Service:
         request_id = f"{self._id_prefix}-{self._served:x}"
         slo = slos.classes[slo_class]
         return Call(request_id, asked, plan, self._board.pattern, slo_class, slo, trace, self._desk)
+
+    def _note_arrival(self, call: Call, request: Request) -> None:
+        """Demand is counted before anything is done for it: what waits or fails is demand as well."""
+        size = len(call.asked.content)
+        arrived_s, version = request.arrived_s, call.plan.version
+        self._metrics.arrived(call.slo_class)
+        self._recorder.arrived(
+            (call.request_id, arrived_s, call.prompt_tokens, size, call.slo_class, version, call.hashes)
+        )
 
     async def _place(self, call: Call) -> None:
         """Tokenize if the pattern splits prompts, rank the engines, and pass admission."""
@@ -300,7 +312,7 @@ class Service:
         for engine_id in call.touched:
             self._background(self._abort(engine_id, call))
         record = self._record(call, request, delivery)
-        self._metrics.finished(record, call.slo)
+        self._metrics.finished(record, call.slo, call.trace.traceparent if call.trace is not None else None)
         self._recorder.put(record)
 
     async def _abort(self, engine_id: str, call: Call) -> None:
@@ -347,24 +359,26 @@ class Service:
             split_end=call.split_end,
             transferred_bytes=call.transferred_bytes,
             transfer_failures=call.transfer_failures,
+            transfer_retries=call.transfer_retries,
             ttft_s=delivery.first_s - request.arrived_s if delivery.first_s is not None else None,
             tpot_s=tpot_s,
             e2e_s=now_s - request.arrived_s,
-            queue_s=call.waited_s + (timings.queue_s if timings else 0.0),
+            queue_s=call.waited_s + call.queued_s + (timings.queue_s if timings else 0.0),
             prefill_s=_sum(call.prefill_s, timings.prefill_s if timings else None),
             transfer_s=call.transfer_s,
             decode_s=timings.decode_s if timings else None,
             prefix_hashes=sketch(call.hashes) or None,
         )
 
-    def _measurements(self, client: ClientConnection) -> None:
+    def _measurements(self, request: Request, client: ClientConnection) -> None:
         self._metrics.fold()
-        client.respond(200, self._exposition(), CONTENT_TYPE_LATEST.encode())
+        content, content_type = self._exposition(request.headers.get(b"accept", b"").decode("latin-1"))
+        client.respond(200, content, content_type.encode())
 
-    def _models(self, client: ClientConnection) -> None:
+    def _models(self, _: Request, client: ClientConnection) -> None:
         client.respond(200, _models_page(self._model))
 
-    def _ready(self, client: ClientConnection) -> None:
+    def _ready(self, _: Request, client: ClientConnection) -> None:
         if self.draining or not self._desk.fleet.available:
             why = "draining" if self.draining else "no engine is available"
             raise ApiError(503, why, code="not_ready")

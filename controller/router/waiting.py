@@ -1,7 +1,17 @@
 """The router's bounded queue: requests that wait, before any prefill is spent, for room on an engine."""
 
 import asyncio
-from collections import deque
+import enum
+from collections import Counter, deque
+
+
+class Lack(enum.StrEnum):
+    """What a request waits for."""
+
+    ADMISSION = "admission"
+    """By plan, no engine may take on more."""
+    KV_ROOM = "kv_room"
+    TRANSFER_SLOT = "transfer_slot"
 
 
 class QueueFull(Exception):
@@ -14,11 +24,12 @@ class RoomQueue:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._waiters: deque[asyncio.Future[None]] = deque()
+        self.waiting: Counter[Lack] = Counter()
 
     def __len__(self) -> int:
         return len(self._waiters)
 
-    async def wait(self, timeout_s: float, *, first: bool = False) -> None:
+    async def wait(self, timeout_s: float, lack: Lack = Lack.KV_ROOM, *, first: bool = False) -> None:
         """Until woken; `first` for one who was woken in vain and keeps its place.
 
         Raises `QueueFull` at once, or `TimeoutError`. A cancelled waiter leaves the queue and passes its wake on.
@@ -30,12 +41,15 @@ class RoomQueue:
             self._waiters.appendleft(turn)
         else:
             self._waiters.append(turn)
+        self.waiting[lack] += 1
         try:
             async with asyncio.timeout(timeout_s):
                 await turn
         except BaseException:
             self._leave(turn)
             raise
+        finally:
+            self.waiting[lack] -= 1
 
     def wake(self) -> None:
         """Something became free: let the one who has waited longest try."""

@@ -2,20 +2,35 @@
 
 import contextlib
 import socket
+from pathlib import Path
 
 from controller.settings import BadSettings
 from controller.stack.parts import HOST, StackOptions
 from controller.store import StoreUnavailable, open_store
+from engines.sglang.launcher import CannotLaunch, find_python
 
 
 def check(options: StackOptions) -> None:
     """Raises `BadSettings` with a sentence that names the flag to change."""
+    if options.model_folder is not None:
+        _check_sglang(options.model_folder)
     _check_port("--port", options.port)
     _check_port("--admin-port", options.admin_port)
     if options.port == options.admin_port != 0:
         raise BadSettings(f"--port and --admin-port are both {options.port}: give two different ports")
     if options.api_key is not None and options.api_key == options.admin_token:
         raise BadSettings("--api-key and --admin-token are the same: every client could then change the plan")
+
+
+def _check_sglang(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise BadSettings(
+            f"--model {folder} is not a model folder: prepare one with `trimtab model fetch-small {folder}`"
+        )
+    try:
+        find_python()
+    except CannotLaunch as error:
+        raise BadSettings(str(error)) from error
 
 
 def _check_port(flag: str, port: int) -> None:

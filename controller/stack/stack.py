@@ -34,12 +34,19 @@ def run(options: StackOptions, say: Say) -> int:
 
     Raises `BadSettings` before anything is started (a port that is taken, an unknown profile), `StackFailed` later.
     """
-    try:
-        model = load_profile(options.profile).model
-    except ProfileError as error:
-        raise BadSettings(f"{error}. Choose one with --profile.") from error
+    model = _model(options)
     check(options)
     return asyncio.run(_until_stopped(options, model, say))
+
+
+def _model(options: StackOptions) -> str:
+    """The name that clients ask for."""
+    if options.model_folder is not None:
+        return options.model_folder.resolve().name
+    try:
+        return load_profile(options.profile).model
+    except ProfileError as error:
+        raise BadSettings(f"{error}. Choose one with --profile.") from error
 
 
 async def _until_stopped(options: StackOptions, model: str, say: Say) -> int:
@@ -100,7 +107,7 @@ class _Stack:
         children = await held.enter_async_context(self._children)
         admin_token = self._options.admin_token or secrets.token_urlsafe(24)
         parts = Parts(self._options, self._model, admin_token, redis_url)
-        self._say(f"Starting {self._options.engines} emulated engines, profile {self._options.profile} ...")
+        self._say(f"Starting {_what_engines(self._options)} ...")
         await children.start(*parts.engines())
         stack = RunningStack(
             pid=os.getpid(),
@@ -147,6 +154,12 @@ class _Stack:
         except OSError as error:
             self._say(f"Cannot write {error.filename} ({error.strerror}): other commands need --admin-url and token.")
             return None
+
+
+def _what_engines(options: StackOptions) -> str:
+    if options.model_folder is None:
+        return f"{options.engines} emulated engines, profile {options.profile}"
+    return f"{options.engines} SGLang engines on {options.device}, model {options.model_folder} (takes a minute)"
 
 
 async def _is_ready(client: httpx.AsyncClient, url: str) -> bool:

@@ -41,6 +41,8 @@ class ChildSpec:
     """Additions to the environment; secrets go here, because arguments are visible to every user of the machine."""
     stop_s: float = 5.0
     """How long it may take to end after SIGTERM."""
+    ready_s: float = READY_S
+    """How long it may take until it serves."""
 
 
 class DiedAtStart(Exception):
@@ -68,11 +70,13 @@ class Child:
         self._process = await self._spawn()
         try:
             if self._port is not None:
-                async with asyncio.timeout(READY_S):
+                async with asyncio.timeout(self.spec.ready_s):
                     await self._until_ready(self._process)
         except TimeoutError as error:
             await self.stop()
-            raise DiedAtStart(f"{self.spec.name} was not ready after {READY_S:g} s. {self.log_tail()}") from error
+            raise DiedAtStart(
+                f"{self.spec.name} was not ready after {self.spec.ready_s:g} s. {self.log_tail()}"
+            ) from error
 
     async def ended(self) -> int:
         """Wait for the end of the process; its exit code (negative: the signal that ended it)."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from controller.stack.running import RunningStack
 
-HELLO = '{"model": "%s", "messages": [{"role": "user", "content": "Hello"}]}'
+HELLO = '{"model": "%s", "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
 
 
 def welcome(stack: RunningStack, state_file: Path | None, needs_key: bool) -> str:

@@ -1,14 +1,16 @@
-"""The store: documents with versions, streams and heartbeats, on Redis or in memory."""
+"""The store: documents with versions, streams, heartbeats and leases, on Redis or in memory."""
 
 from controller.store.keys import Keys
 from controller.store.memory import MemoryStore
 from controller.store.open import open_store
-from controller.store.protocol import Entry, Store, StoreUnavailable, VersionConflict, Versioned
+from controller.store.protocol import Entry, Lease, LostLease, Store, StoreUnavailable, VersionConflict, Versioned
 from controller.store.redis import RedisStore
 
 __all__ = [
     "Entry",
     "Keys",
+    "Lease",
+    "LostLease",
     "MemoryStore",
     "RedisStore",
     "Store",

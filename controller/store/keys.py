@@ -22,12 +22,20 @@ class Keys:
         return self.prefix + "plan"
 
     @property
+    def arrivals(self) -> str:
+        return self.prefix + "arrivals"
+
+    @property
     def requests(self) -> str:
         return self.prefix + "requests"
 
     @property
     def passes(self) -> str:
         return self.prefix + "passes"
+
+    @property
+    def transfers(self) -> str:
+        return self.prefix + "transfers"
 
     @property
     def decisions(self) -> str:
@@ -42,6 +50,26 @@ class Keys:
     def migrations(self) -> str:
         """Stream of the context-cache migrations that operators asked for."""
         return self.prefix + "migrations"
+
+    @property
+    def leader(self) -> str:
+        """Lease of the one controller that tunes."""
+        return self.prefix + "leader"
+
+    @property
+    def mode(self) -> str:
+        """Document that says who moves the plan."""
+        return self.prefix + "mode"
+
+    @property
+    def study(self) -> str:
+        """Document of what the tuner has learnt about plans; the leader's, passed on to the next."""
+        return self.prefix + "study"
+
+    @property
+    def models(self) -> str:
+        """Document of the fitted latency models; the leader's, passed on to the next."""
+        return self.prefix + "models"
 
     @property
     def engines(self) -> str:

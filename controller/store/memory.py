@@ -3,18 +3,19 @@
 import asyncio
 import contextlib
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 from controller.store.newest import Newest
-from controller.store.protocol import Entry, StoreUnavailable, VersionConflict, Versioned
+from controller.store.protocol import Entry, Lease, LostLease, StoreUnavailable, VersionConflict, Versioned
 
 
 class MemoryStore:
     """`Store` without a backend. It never goes away, so only a closed store raises `StoreUnavailable`.
 
-    `now_s` is the clock by which heartbeats expire. Waiting (`read` with `block_s`, `watch`) is the event loop's.
+    `now_s` is the clock by which heartbeats and leases expire. Waiting (`read` with `block_s`, `watch`) is the event
+    loop's.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -25,14 +26,19 @@ class MemoryStore:
         self._appended: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._last_number = 0
         self._heartbeats: dict[str, tuple[float, bytes]] = {}
+        self._leases: dict[str, tuple[float, Lease]] = {}
         self._closed = False
 
     async def get(self, key: str) -> Versioned | None:
         self._check_open()
         return self._documents.get(key)
 
-    async def compare_and_set(self, key: str, value: bytes, expected_version: int | None) -> int:
+    async def compare_and_set(
+        self, key: str, value: bytes, expected_version: int | None, fence: Lease | None = None
+    ) -> int:
         self._check_open()
+        if fence is not None and self._held(fence.key) != fence:
+            raise LostLease(fence)
         current = self._documents.get(key)
         actual = None if current is None else current.version
         if actual != expected_version:
@@ -76,10 +82,11 @@ class MemoryStore:
             found = self._read_now(stream, after, count)
         return found
 
-    async def latest(self, stream: str, count: int) -> Sequence[Entry]:
+    async def latest(self, stream: str, count: int, before: str | None = None) -> Sequence[Entry]:
         self._check_open()
         entries = self._streams[stream]
-        return entries[max(0, len(entries) - count) :]
+        end = len(entries) if before is None else bisect_left(entries, _position(before), key=_position_of)
+        return entries[max(0, end - count) : end]
 
     async def heartbeat(self, key: str, value: bytes, ttl_s: float) -> None:
         self._check_open()
@@ -95,6 +102,20 @@ class MemoryStore:
         self._check_open()
         self._heartbeats.pop(key, None)
 
+    async def lease(self, key: str, holder: str, ttl_s: float) -> Lease | None:
+        self._check_open()
+        held = self._held(key)
+        if held is not None and held.holder != holder:
+            return None
+        lease = held or Lease(key, holder, self._last_token(key) + 1)
+        self._leases[key] = (self._now_s() + ttl_s, lease)
+        return lease
+
+    async def release(self, lease: Lease) -> None:
+        self._check_open()
+        if self._held(lease.key) == lease:
+            self._leases[lease.key] = (self._now_s(), lease)
+
     async def ping(self) -> None:
         self._check_open()
 
@@ -107,8 +128,16 @@ class MemoryStore:
 
     def _read_now(self, stream: str, after: str | None, count: int) -> list[Entry]:
         entries = self._streams[stream]
-        start = 0 if after is None else bisect_right(entries, _position(after), key=lambda entry: _position(entry.id))
+        start = 0 if after is None else bisect_right(entries, _position(after), key=_position_of)
         return entries[start : start + count]
+
+    def _held(self, key: str) -> Lease | None:
+        """The lease as long as it has not expired."""
+        until_s, lease = self._leases.get(key, (0.0, None))
+        return lease if self._now_s() < until_s else None
+
+    def _last_token(self, key: str) -> int:
+        return self._leases[key][1].token if key in self._leases else 0
 
     def _next_id(self) -> str:
         self._last_number += 1
@@ -117,6 +146,10 @@ class MemoryStore:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreUnavailable("this store has been closed")
+
+
+def _position_of(entry: Entry) -> tuple[int, int]:
+    return _position(entry.id)
 
 
 def _position(entry_id: str) -> tuple[int, int]:

@@ -21,6 +21,13 @@ class VersionConflict(Exception):
         self.actual = actual
 
 
+class LostLease(Exception):
+    """A guarded write was refused: its writer no longer holds the lease. Nothing was written."""
+
+    def __init__(self, lease: "Lease") -> None:
+        super().__init__(f"{lease.holder!r} no longer holds {lease.key} under token {lease.token}")
+
+
 @dataclass(frozen=True, slots=True)
 class Versioned:
     """A document and the version it was written as (1, 2, …; gaps never occur)."""
@@ -37,8 +44,17 @@ class Entry:
     value: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What its holder shows with each guarded write. `token` fences off holders of the past: it only ever grows."""
+
+    key: str
+    holder: str
+    token: int
+
+
 class Store(Protocol):
-    """Documents with versions, streams with a bounded length, and heartbeats that expire.
+    """Documents with versions, streams with a bounded length, heartbeats that expire, and leases.
 
     Ownership: whoever opened the store closes it with `aclose()`. All methods may be called concurrently.
     Errors: every method raises `StoreUnavailable` when the backend does not answer within its time-out; none hangs.
@@ -49,10 +65,13 @@ class Store(Protocol):
         """The document under `key`, or `None` if there is none."""
         ...
 
-    async def compare_and_set(self, key: str, value: bytes, expected_version: int | None) -> int:
+    async def compare_and_set(
+        self, key: str, value: bytes, expected_version: int | None, fence: Lease | None = None
+    ) -> int:
         """Write `value` if the key is still at `expected_version` (`None`: absent); the new version.
 
-        Watchers are told. Raises `VersionConflict` otherwise, and then nothing was written.
+        Watchers are told. Raises `VersionConflict` otherwise, and then nothing was written. With a `fence` the write
+        also needs that lease to be held still, in the same instant; else it raises `LostLease` and writes nothing.
         """
         ...
 
@@ -71,8 +90,8 @@ class Store(Protocol):
         """Up to `count` entries after the id `after` (`None`: from the start), waiting up to `block_s` for one."""
         ...
 
-    async def latest(self, stream: str, count: int) -> Sequence[Entry]:
-        """The last `count` entries, oldest first."""
+    async def latest(self, stream: str, count: int, before: str | None = None) -> Sequence[Entry]:
+        """The last `count` entries, of those before the id `before` if it is given; oldest first."""
         ...
 
     async def heartbeat(self, key: str, value: bytes, ttl_s: float) -> None:
@@ -85,6 +104,18 @@ class Store(Protocol):
 
     async def forget(self, key: str) -> None:
         """Remove a heartbeat at once, on a clean leave. Unknown keys are fine."""
+        ...
+
+    async def lease(self, key: str, holder: str, ttl_s: float) -> Lease | None:
+        """Take or renew the lease `key` for `ttl_s`; `None` while somebody else holds it.
+
+        Renewing keeps the token. Whoever takes it, also after having let it expire, gets a token above all before.
+        Holders must be unique: two that share a name hold the lease together. Expiry is by the backend's clock.
+        """
+        ...
+
+    async def release(self, lease: Lease) -> None:
+        """Let somebody else take a lease at once. Fine if it is no longer held; the token is not given again."""
         ...
 
     async def ping(self) -> None:

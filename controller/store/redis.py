@@ -1,10 +1,11 @@
-"""The store on Redis (6.2 or newer). Three kinds of keys: a hash per document, streams, strings that expire.
+"""The store on Redis (6.2 or newer). Hashes for documents and leases, streams, and strings that expire.
 
 | what | in Redis |
 |---|---|
 | document | hash `key` with the fields `version` and `value`; each new version is published on the channel `key` |
 | stream | stream `key`, entries with the one field `value`, trimmed with `MAXLEN ~` |
 | heartbeat | string `key` with `PX` |
+| lease | hash `key` with the fields `holder`, `token` and `until_ms`; it stays when it has run out, to keep the token |
 """
 
 import asyncio
@@ -22,19 +23,53 @@ from redis.backoff import NoBackoff
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from controller.store.newest import Newest
-from controller.store.protocol import Entry, StoreUnavailable, VersionConflict, Versioned
+from controller.store.protocol import Entry, Lease, LostLease, StoreUnavailable, VersionConflict, Versioned
 
 log = structlog.get_logger()
 
-COMPARE_AND_SET = """
+NOW_MS = """
+local function now_ms()
+  local now = redis.call('TIME')
+  return now[1] * 1000 + math.floor(now[2] / 1000)
+end
+"""
+
+# The version with 'conflict' is the one that is there, empty for none.
+COMPARE_AND_SET = f"""
+{NOW_MS}
+if KEYS[2] then
+  local lease = redis.call('HMGET', KEYS[2], 'holder', 'token', 'until_ms')
+  if lease[1] ~= ARGV[3] or lease[2] ~= ARGV[4] or tonumber(lease[3]) <= now_ms() then
+    return {{'lost', ''}}
+  end
+end
 local actual = redis.call('HGET', KEYS[1], 'version')
 if (actual or '') ~= ARGV[1] then
-  return {0, actual}
+  return {{'conflict', actual or ''}}
 end
 local version = redis.call('HINCRBY', KEYS[1], 'version', 1)
 redis.call('HSET', KEYS[1], 'value', ARGV[2])
 redis.call('PUBLISH', KEYS[1], version)
-return {1, version}
+return {{'written', version}}
+"""
+
+LEASE = f"""
+{NOW_MS}
+local now = now_ms()
+local lease = redis.call('HMGET', KEYS[1], 'holder', 'until_ms', 'token')
+local held = lease[2] and tonumber(lease[2]) > now
+if held and lease[1] ~= ARGV[1] then
+  return nil
+end
+redis.call('HSET', KEYS[1], 'holder', ARGV[1], 'until_ms', string.format('%.0f', now + ARGV[2]))
+return held and tonumber(lease[3]) or redis.call('HINCRBY', KEYS[1], 'token', 1)
+"""
+
+RELEASE = """
+local lease = redis.call('HMGET', KEYS[1], 'holder', 'token')
+if lease[1] == ARGV[1] and lease[2] == ARGV[2] then
+  redis.call('HSET', KEYS[1], 'until_ms', 0)
+end
 """
 
 # One script for a batch, not a pipeline of XADDs: the client then packs one command and parses one reply, which takes
@@ -70,6 +105,8 @@ class RedisStore:
         self._timeout_s = timeout_s
         self._compare_and_set = client.register_script(COMPARE_AND_SET)
         self._append = client.register_script(APPEND)
+        self._lease = client.register_script(LEASE)
+        self._release = client.register_script(RELEASE)
         self._following: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -87,12 +124,20 @@ class RedisStore:
         version, value = fields
         return None if version is None else Versioned(int(version), value)
 
-    async def compare_and_set(self, key: str, value: bytes, expected_version: int | None) -> int:
-        expected = "" if expected_version is None else str(expected_version)
+    async def compare_and_set(
+        self, key: str, value: bytes, expected_version: int | None, fence: Lease | None = None
+    ) -> int:
+        keys: list[str] = [key]
+        args: list[str | bytes] = ["" if expected_version is None else str(expected_version), value]
+        if fence is not None:
+            keys.append(fence.key)
+            args += [fence.holder, str(fence.token)]
         async with self._answer():
-            written, version = await self._compare_and_set(keys=[key], args=[expected, value])
-        if not written:
-            raise VersionConflict(key, expected_version, None if version is None else int(version))
+            outcome, version = await self._compare_and_set(keys=keys, args=args)
+        if fence is not None and outcome == b"lost":
+            raise LostLease(fence)
+        if outcome == b"conflict":
+            raise VersionConflict(key, expected_version, int(version) if version else None)
         return int(version)
 
     async def watch(self, key: str, poll_s: float = 1.0) -> AsyncGenerator[Versioned, None]:
@@ -123,9 +168,11 @@ class RedisStore:
             answer: Any = await self._client.xread({stream: after or "0-0"}, count=count, block=block_ms)
         return _entries(answer[0][1]) if answer else ()
 
-    async def latest(self, stream: str, count: int) -> Sequence[Entry]:
+    async def latest(self, stream: str, count: int, before: str | None = None) -> Sequence[Entry]:
         async with self._answer():
-            newest_first: Any = await self._client.xrevrange(stream, count=count)
+            newest_first: Any = await self._client.xrevrange(
+                stream, "+" if before is None else f"({before}", count=count
+            )
         return _entries(newest_first)[::-1]
 
     async def heartbeat(self, key: str, value: bytes, ttl_s: float) -> None:
@@ -143,6 +190,15 @@ class RedisStore:
     async def forget(self, key: str) -> None:
         async with self._answer():
             await self._client.delete(key)
+
+    async def lease(self, key: str, holder: str, ttl_s: float) -> Lease | None:
+        async with self._answer():
+            token = await self._lease(keys=[key], args=[holder, max(1, round(ttl_s * 1000))])
+        return None if token is None else Lease(key, holder, int(token))
+
+    async def release(self, lease: Lease) -> None:
+        async with self._answer():
+            await self._release(keys=[lease.key], args=[lease.holder, lease.token])
 
     async def ping(self) -> None:
         async with self._answer():

@@ -19,6 +19,6 @@ On the wall clock, with sockets:
 | `engine` | the verbs as methods; wires all of the above |
 | `choice`, `generation`, `streams` | one request: its choices, their life, where their text goes |
 | `kv_address`, `kv_wire`, `kv_sender`, `kv_receiver`, `shared_link` | KV transfers between engines |
-| `http`, `generation_response`, `server`, `counters` | routes, errors, the streaming response, metrics |
+| `generation_response`, `server` | routes, the streaming response, metrics |
 | `settings`, `process`, `__main__` | one engine as a process |
 """

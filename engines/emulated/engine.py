@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import msgspec
 
 from engines.emulated.choice import Choice, make_choices
-from engines.emulated.counters import Counters
 from engines.emulated.driver import Driver
 from engines.emulated.events import Event, Finished, Pass, Prefilled, Token
 from engines.emulated.generation import Answer, Generation
@@ -21,6 +20,7 @@ from engines.emulated.language import Language
 from engines.emulated.openai import Ask, Limits
 from engines.emulated.shared_link import SharedLink
 from engines.errors import BadRequest, Draining, ReservationGone
+from engines.metrics import Counters
 from engines.protocol import Config, PrepRecv, PrepRecvAnswer, RemoteSend, RemoteSendAnswer, ResumedChoice
 from engines.records import PassRecord, TransferRecord
 from engines.telemetry import Recorder
@@ -246,8 +246,7 @@ class Engine:
             waiting.set_result(event)
 
     def _on_pass(self, ended: Pass, end_s: float) -> None:
-        self.counters.passes += 1
-        self.counters.prefill_tokens += ended.prefill_tokens
+        self.counters.passed(ended.duration_s, ended.prefill_tokens)
         if self._recorder.wants_pass(ended.prefill_tokens):
             self._recorder.add_pass(self._pass_record(ended, end_s))
 

@@ -5,9 +5,9 @@ from starlette.types import Receive, Scope, Send
 
 from engines.emulated.engine import Engine
 from engines.emulated.generation import Generation
-from engines.emulated.http import watch_client
 from engines.emulated.streams import PlainAnswer, StreamAnswer
 from engines.protocol import TIMINGS_HEADER
+from engines.verb_http import watch_client
 
 SSE_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 

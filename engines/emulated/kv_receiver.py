@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from engines.emulated.counters import Counters
 from engines.emulated.kernel import Kernel, Reservation
 from engines.emulated.kv_wire import (
     BYTES_PER_TOKEN,
@@ -22,6 +21,7 @@ from engines.emulated.kv_wire import (
 )
 from engines.emulated.shared_link import SharedLink
 from engines.errors import BadRequest, EngineError, LayoutMismatch, ReservationGone, TransferFailed
+from engines.metrics import Counters
 from engines.types import KvLayout
 
 log = structlog.get_logger(__name__)
@@ -121,8 +121,10 @@ class KvReceiver:
         finally:
             arrival.cancel()
         self._commit(offer)
+        wall_s = self._clock() - begun_s
         self._counters.transfer_bytes += nbytes
-        self._on_received(self._clock() - begun_s, nbytes, concurrent)
+        self._counters.transfer_s += wall_s
+        self._on_received(wall_s, nbytes, concurrent)
 
     def _checked(self, offer: Offer) -> Opened:
         """The reservation behind an offer. Raises what is wrong with the offer."""

@@ -17,9 +17,8 @@ import orjson
 import structlog
 import uvicorn
 import uvloop
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
-from engines.emulated.counters import register
 from engines.emulated.engine import Clocks, Engine
 from engines.emulated.kernel import Kernel
 from engines.emulated.language import Language, load_tokenizer
@@ -28,6 +27,7 @@ from engines.emulated.profile import Profile
 from engines.emulated.server import create_app
 from engines.emulated.settings import EmulatedSettings
 from engines.emulated.shared_link import SharedLink
+from engines.metrics import EngineCollector, Reporting
 from engines.telemetry import Recorder, Telemetry, connect
 from engines.types import EngineInfo
 
@@ -50,10 +50,10 @@ async def serve(settings: EmulatedSettings) -> None:
         recorder = Recorder()
         engine = await stack.enter_async_context(running_engine(settings, http_socket, kv_socket, recorder))
         registry = CollectorRegistry()
-        register(registry, engine.counters, engine.load, lambda: recorder.dropped)
         app = create_app(engine, registry, settings.max_body_bytes, lambda: uuid.uuid4().hex)
         await stack.enter_async_context(_served(app, http_socket))
-        await stack.enter_async_context(_telemetry(settings, engine, recorder))
+        telemetry = await stack.enter_async_context(_telemetry(settings, engine, recorder))
+        _register(registry, engine, recorder, telemetry)
         _say_ready(settings, engine.info)
         await stop.wait()
         await _drain(engine, settings.drain_s)
@@ -142,14 +142,23 @@ class _QuietServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def _telemetry(settings: EmulatedSettings, engine: Engine, recorder: Recorder) -> AsyncIterator[None]:
+async def _telemetry(settings: EmulatedSettings, engine: Engine, recorder: Recorder) -> AsyncIterator[Telemetry | None]:
     if settings.redis_url is None:
-        yield
+        yield None
         return
     async with connect(settings.redis_url) as redis:
         telemetry = Telemetry(redis, engine.info, engine.load, recorder, settings.heartbeat_s)
         async with _background(telemetry.run()):
-            yield
+            yield telemetry
+
+
+def _register(registry: CollectorRegistry, engine: Engine, recorder: Recorder, telemetry: Telemetry | None) -> None:
+    def reporting() -> Reporting:
+        return Reporting(recorder.dropped, telemetry.redis_answers if telemetry is not None else None)
+
+    registry.register(EngineCollector(engine.info, engine.counters, engine.load, reporting))
+    ProcessCollector(registry=registry)
+    GCCollector(registry)
 
 
 async def _drain(engine: Engine, drain_s: float) -> None:

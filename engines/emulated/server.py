@@ -6,24 +6,15 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
 from engines.emulated.answers import Format
 from engines.emulated.engine import Engine
 from engines.emulated.generation_response import PlainResponse, StreamResponse
-from engines.emulated.http import (
-    Handler,
-    JsonResponse,
-    answering_errors,
-    decode,
-    openai_error,
-    read_body,
-    verb_error,
-    while_connected,
-)
 from engines.emulated.openai import Api, Ask, ChatBody, CompletionBody, encode_messages, read_ask
 from engines.emulated.streams import PlainAnswer, StreamAnswer
 from engines.errors import BadRequest, Draining, EngineError
+from engines.metrics import expose
 from engines.protocol import (
     Abort,
     Config,
@@ -37,6 +28,16 @@ from engines.protocol import (
     Tokens,
 )
 from engines.types import EngineInfo, EngineLoad
+from engines.verb_http import (
+    Handler,
+    JsonResponse,
+    answering_errors,
+    decode,
+    openai_error,
+    read_body,
+    verb_error,
+    while_connected,
+)
 
 LONG_BODY_BYTES = 16 * 1024
 SCHEMA_REF = "#/components/schemas/{name}"
@@ -174,8 +175,9 @@ class Status:
             raise Draining("this engine is draining")
         return JsonResponse({"status": "ready"})
 
-    async def metrics(self, _: Request) -> Response:
-        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+    async def metrics(self, request: Request) -> Response:
+        content, content_type = expose(self._registry, request.headers.get("accept"))
+        return Response(content, headers={"content-type": content_type})
 
 
 async def read_ask_aside(engine: Engine, api: Api, raw: bytes) -> Ask:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.report import Report, Section, at_most, number, percentiles, publish, table
+from benchmarks.report import Report, Section, at_least, at_most, number, percentiles, publish, table
 
 
 def a_report(**changes):
@@ -33,6 +33,17 @@ def test_percentiles_of_nothing_are_none():
 @pytest.mark.parametrize(("value", "met"), [(0.99, True), (1.0, True), (1.01, False), (None, None)])
 def test_a_goal_is_met_up_to_and_including_its_bound_and_unknown_without_a_value(value, met):
     assert at_most("goal", value, 1.0).met is met
+
+
+@pytest.mark.parametrize(("value", "met"), [(1.01, True), (1.0, True), (0.99, False), (None, None)])
+def test_a_goal_from_below_is_met_from_its_bound_on(value, met):
+    assert at_least("goal", value, 1.0).met is met
+
+
+def test_a_goal_from_below_is_shown_as_such_and_is_like_the_others_in_json():
+    made = a_report(goals=[at_least("share", 0.5, 0.95)])
+    assert "| share | 0.50 | ≥ 0.95 | **missed** |" in made.markdown().splitlines()
+    assert json.loads(made.json())["goals"] == [{"name": "share", "value": 0.5, "goal": 0.95, "met": False}]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from redis.asyncio import Redis
 
 from controller.stack.embedded import embedded_redis
 from controller.store import (
+    Lease,
+    LostLease,
     MemoryStore,
     RedisStore,
     Store,
@@ -219,6 +221,15 @@ async def test_the_latest_entries_come_oldest_first(store: Store) -> None:
     assert [entry.value for entry in await store.latest("requests", 3)] == [b"4", b"5", b"6"]
 
 
+async def test_one_can_page_backwards(store: Store) -> None:
+    await store.append("requests", [b"%d" % i for i in range(7)], 100)
+    pages, before = [], None
+    while page := await store.latest("requests", 3, before):
+        pages.append([entry.value for entry in page])
+        before = page[0].id
+    assert pages == [[b"4", b"5", b"6"], [b"1", b"2", b"3"], [b"0"]]
+
+
 async def test_a_stream_is_trimmed_to_about_its_length_and_never_below(store: Store) -> None:
     for batch in range(10):
         await store.append("requests", [b"%d" % (100 * batch + i) for i in range(100)], 200)
@@ -305,6 +316,102 @@ async def test_in_memory_heartbeats_expire_by_the_clock_that_was_given() -> None
     assert await store.alive("engine:") == {}
 
 
+# Leases
+
+
+async def lease_of(store: Store, holder: str, ttl_s: float = 60) -> Lease:
+    lease = await store.lease("leader", holder, ttl_s)
+    assert lease is not None
+    return lease
+
+
+async def test_a_lease_has_one_holder(store: Store) -> None:
+    assert await store.lease("leader", "a", 60) == Lease("leader", "a", 1)
+    assert await store.lease("leader", "b", 60) is None
+    assert await store.lease("other", "b", 60) == Lease("other", "b", 1)
+
+
+async def test_of_20_that_ask_at_once_one_gets_the_lease(store: Store) -> None:
+    answers = await asyncio.gather(*(store.lease("leader", f"holder-{i}", 60) for i in range(20)))
+    assert len([lease for lease in answers if lease is not None]) == 1
+
+
+async def test_renewing_keeps_the_token_and_the_lease(store: Store) -> None:
+    first = await lease_of(store, "a", 0.4)
+    for _ in range(8):
+        await asyncio.sleep(0.1)
+        assert await store.lease("leader", "a", 0.4) == first
+        assert await store.lease("leader", "b", 0.4) is None
+
+
+async def test_the_token_grows_with_every_change_of_holder_and_across_expiry(store: Store) -> None:
+    tokens = [(await lease_of(store, "a", 0.02)).token]
+    for holder in ("b", "a", "a"):
+        await asyncio.sleep(0.1)
+        tokens.append((await lease_of(store, holder, 0.02)).token)
+    assert tokens == [1, 2, 3, 4]
+
+
+async def test_a_released_lease_is_free_at_once_and_its_token_is_not_given_again(store: Store) -> None:
+    await store.release(await lease_of(store, "a"))
+    assert await lease_of(store, "b") == Lease("leader", "b", 2)
+
+
+async def test_releasing_what_one_no_longer_holds_changes_nothing(store: Store) -> None:
+    old = await lease_of(store, "a")
+    await store.release(old)
+    await lease_of(store, "b")
+    await store.release(old)
+    await store.release(Lease("leader", "b", 1))
+    await store.release(Lease("never", "b", 1))
+    assert await store.lease("leader", "a", 60) is None
+
+
+async def test_a_guarded_write_of_the_holder_is_a_write(store: Store) -> None:
+    lease = await lease_of(store, "a")
+    assert await store.compare_and_set("plan", b"1", None, lease) == 1
+    with pytest.raises(VersionConflict) as caught:
+        await store.compare_and_set("plan", b"lost", None, lease)
+    assert caught.value.actual == 1
+    assert await store.compare_and_set("plan", b"2", 1, lease) == 2
+
+
+async def test_a_guarded_write_without_the_lease_is_refused_and_writes_nothing(store: Store) -> None:
+    old = await lease_of(store, "a")
+    await store.release(old)
+    new = await lease_of(store, "b")
+    forged = (old, Lease("leader", "b", 1), Lease("leader", "a", 2), Lease("never", "b", 2))
+    for fence in forged:
+        with pytest.raises(LostLease, match=fence.holder):
+            await store.compare_and_set("plan", b"stale", None, fence)
+    assert await store.get("plan") is None
+    await store.release(new)
+    with pytest.raises(LostLease):
+        await store.compare_and_set("plan", b"stale", None, new)
+
+
+async def test_a_guarded_write_under_a_lease_that_ran_out_is_refused_though_nobody_took_it(store: Store) -> None:
+    lease = await lease_of(store, "a", 0.02)
+    await asyncio.sleep(0.1)
+    with pytest.raises(LostLease):
+        await store.compare_and_set("plan", b"late", None, lease)
+
+
+async def test_an_unguarded_write_needs_no_lease(store: Store) -> None:
+    await lease_of(store, "a")
+    assert await store.compare_and_set("plan", b"operator's", None) == 1
+
+
+async def test_in_memory_leases_expire_by_the_clock_that_was_given() -> None:
+    now_s = 100.0
+    store = MemoryStore(now_s=lambda: now_s)
+    await lease_of(store, "a", 5)
+    now_s = 104.9
+    assert await store.lease("leader", "b", 5) is None
+    now_s = 105.0
+    assert await lease_of(store, "b", 5) == Lease("leader", "b", 2)
+
+
 # Closing
 
 
@@ -320,6 +427,8 @@ async def test_a_closed_store_answers_nothing_and_may_be_closed_again(store: Sto
         store.heartbeat("engine:a", b"", 1),
         store.alive("engine:"),
         store.forget("engine:a"),
+        store.lease("leader", "a", 1),
+        store.release(Lease("leader", "a", 1)),
         store.ping(),
     ]
     results = await asyncio.gather(*calls, return_exceptions=True)
@@ -422,6 +531,8 @@ async def test_a_redis_that_refuses_a_command_is_unavailable_to_every_method(lim
         limited.heartbeat("engine:a", b"", 1),
         limited.alive("engine:"),
         limited.forget("engine:a"),
+        limited.lease("leader", "a", 1),
+        limited.release(Lease("leader", "a", 1)),
         limited.ping(),
     ]
     results = await asyncio.gather(*calls, return_exceptions=True)
@@ -479,6 +590,20 @@ async def test_a_redis_that_dies_is_noticed_and_the_same_store_goes_on_when_it_i
         await write(store, "plan", b"and on")
         assert await following(watch) == Versioned(2, b"and on")
         assert [entry.value for entry in await store.read("requests", None, 10)] == [b"after"]
+        await store.aclose()
+
+
+async def test_a_redis_that_came_back_empty_refuses_the_holder_of_a_lease_it_no_longer_knows() -> None:
+    async with embedded_redis() as server:
+        store = RedisStore.from_url(server.url)
+        old = await lease_of(store, "a")
+        await server.kill()
+        await server.start()
+        with pytest.raises(LostLease):
+            await store.compare_and_set("plan", b"stale", None, old)
+        assert await lease_of(store, "b") == Lease("leader", "b", 1)
+        with pytest.raises(LostLease):
+            await store.compare_and_set("plan", b"stale", None, old)
         await store.aclose()
 
 

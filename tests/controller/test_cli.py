@@ -13,13 +13,18 @@ import pytest
 from redis import Redis
 
 from controller.cli import main
-from controller.cli.admin import find_target
+from controller.cli.admin import find_target, who
 from controller.cli.errors import CliError
 from controller.cli.plan import wait_until_applied
+from controller.cli.tuner import ModeName
+from controller.decisions import DecisionRecord
 from controller.heartbeats import RouterBeat
 from controller.stack.embedded import EmbeddedRedis
 from controller.stack.running import RunningStack, announced, runtime_dir
 from controller.store import Keys
+from tuner.plan import Knobs
+from tuner.twin.types import Cause, Forecast
+from tuner.types import Candidate, Mode, Prediction, Reason, SearchResult
 
 MODEL = "cli-model"
 TOKEN = "operator-token"
@@ -61,7 +66,7 @@ def admin_url(redis_server: EmbeddedRedis, tmp_path_factory: pytest.TempPathFact
     with Redis.from_url(redis_server.url) as client:
         client.flushall()
     ready = tmp_path_factory.mktemp("admin") / "ready"
-    command = [sys.executable, "-m", "controller.cli", "controller", "--model", MODEL, "--port", "0"]
+    command = [sys.executable, "-m", "controller.cli", "controller", "--model", MODEL, "--port", "0", "--no-tune"]
     process = subprocess.Popen(
         [*command, "--redis-url", redis_server.url, "--ready-file", str(ready)],
         env={**os.environ, "TRIMTAB_ADMIN_TOKEN": TOKEN},
@@ -219,6 +224,154 @@ class TestSlo:
         assert "chat" in operator("slo", "show")[1]
         assert operator("slo", "remove", "chat")[0] == 0
         assert "chat" not in shown(operator, "slo")["classes"]  # type: ignore[operator]
+
+
+def decide(redis_url: str, **given: object) -> None:
+    """Write down a decision as a leader would."""
+    said = {"at_s": 1.7e9, "controller_id": "c", "mode": Mode.AUTO, "plan_version": 1, "tick_s": 1.0}
+    record = DecisionRecord.model_validate(said | given)
+    with Redis.from_url(redis_url) as client:
+        client.xadd(Keys(MODEL).decisions, {"value": record.model_dump_json()})
+
+
+def searched() -> SearchResult:
+    candidate = Candidate("balanced", Knobs(offload_ratio=0.1), 1, 2, 0)
+    forecast = Forecast(10.0, 9.0, 9.0, 0.0, {}, {}, {Cause.QUEUE: 3})
+    prediction = Prediction(candidate, forecast, 9.0, 10.0, 0.01, 9.0, 2.0, 0.1)
+    return SearchResult([prediction], prediction, prediction, trials=42, seconds=1.0)
+
+
+@pytest.mark.usefixtures("redis_url")
+class TestTuner:
+    @pytest.mark.parametrize("mode", list(ModeName))
+    def test_a_mode_that_was_set_is_shown_with_who_and_why(self, operator: Trimtab, mode: ModeName) -> None:
+        code, out, _ = operator("mode", mode.value, "--reason", "to see")
+        assert code == 0
+        assert out.startswith(f"{mode.value}, set by {who()} at ")
+        assert out.rstrip().endswith(": to see")
+        assert operator("mode")[1] == out
+        assert json.loads(operator("mode", "--json")[1])["mode"] == mode.value
+
+    def test_the_modes_of_the_command_are_those_of_the_tuner(self) -> None:
+        assert {mode.value for mode in ModeName} == {mode.value for mode in Mode}
+
+    def test_a_plan_is_pinned_and_unpinned(self, operator: Trimtab) -> None:
+        operator("mode", "auto")
+        code, _, err = operator("plan", "set", "disaggregated")
+        assert code == 0
+        assert "pin it to keep it" in err
+        code, out, err = operator("plan", "pin", "--reason", "load test")
+        assert (code, err) == (0, "")
+        assert "mode is manual until `trimtab plan unpin`" in out
+        assert "load test" in operator("mode")[1]
+        assert operator("plan", "set", "disaggregated")[2] == ""
+        version = int(str(shown(operator, "plan")["version"]))
+        assert operator("plan", "pin", str(version - 1))[0] == 0
+        assert shown(operator, "plan")["version"] == version + 1
+        assert "mode is auto" in operator("plan", "unpin")[1]
+
+    def test_decisions_are_printed_with_the_newest_last(self, operator: Trimtab, redis_url: str) -> None:
+        assert "nothing yet" in operator("decisions")[1]
+        decide(redis_url, reason=Reason.BETTER_PLAN, sentence="balanced is better", published_version=2)
+        decide(redis_url, reason=Reason.DRIFT, sentence="rate moved", refused="somebody has put plan 3 in force")
+        first, second = operator("decisions")[1].splitlines()
+        assert "better_plan" in first
+        assert first.endswith("balanced is better → plan 2")
+        assert second.endswith("rate moved (not put in force: somebody has put plan 3 in force)")
+        assert [each["reason"] for each in json.loads(operator("decisions", "-n", "1", "--json")[1])] == ["drift"]
+
+    def test_an_explanation_is_sentences_and_a_table_of_candidates(self, operator: Trimtab, redis_url: str) -> None:
+        operator("plan", "set", "balanced", "--offload-ratio", "0.1")
+        decide(redis_url, reason=Reason.STEADY, sentence="it is the best", search=searched())
+        code, out, _ = operator("explain")
+        assert code == 0
+        assert "Its last word was steady: it is the best." in out
+        assert "Of 42 plans tried" in out
+        assert "1 / 2 / 0" in out
+        assert json.loads(operator("explain", "--json")[1])["last"]["reason"] == "steady"
+
+    def test_what_if_draws_a_table_and_a_bar_for_each_plan(
+        self, trimtab: Trimtab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[dict[str, object]] = []
+
+        class Admin:
+            def __enter__(self) -> "Admin":
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                pass
+
+            def get(self, path: str) -> dict[str, object]:
+                assert path == "/v1/slo"
+                return {"classes": {"default": {"ttft_ms": 2000, "tpot_ms": 100, "attainment": 0.9, "weight": 1}}}
+
+            def post(self, path: str, body: dict[str, object], timeout_s: float) -> dict[str, object]:
+                asked.append(body)
+                return PREDICTED
+
+        monkeypatch.setattr("controller.cli.tuner.admin_api", lambda *_: Admin())
+        code, out, _ = trimtab(
+            "what-if", "--offload-ratio", "0.1", "--prefill-engines", "1", "--knob", "min_remote_tokens=512",
+            "--slo", "default:ttft_ms=500", "--role", "e0=prefill",
+        )  # fmt: skip
+        assert code == 0
+        assert asked == [
+            {
+                "pattern": None,
+                "prefill_engines": 1,
+                "roles": {"e0": "prefill"},
+                "knobs": {"min_remote_tokens": "512"},
+                "offload_ratios": [0.1],
+                "slos": {"default": {"ttft_ms": "500", "tpot_ms": 100, "attainment": 0.9, "weight": 1}},
+            }
+        ]
+        assert "7.00 of 10.00" in out
+        assert "default 70%" in out
+        bars = [line.count("█") for line in out.splitlines() if "█" in line]
+        assert len(bars) == 2
+        assert bars[1] == 2 * bars[0]
+
+    @pytest.mark.parametrize(
+        ("arguments", "code", "says"),
+        [
+            (("mode", "fast"), 2, "advisory"),
+            (("plan", "pin", "9999"), 1, "no plan of version 9999"),
+            (("what-if",), 1, "does not tune"),
+            (("what-if", "--knob", "fast"), 1, "NAME=VALUE"),
+            (("what-if", "--slo", "ttft_ms=5"), 1, "CLASS:NAME=VALUE"),
+            (("what-if", "--role", "e0"), 1, "ENGINE=ROLE"),
+            (("what-if", "--offload-ratio", "2"), 2, "--offload-ratio"),
+        ],
+    )
+    def test_mistakes_end_in_a_sentence_and_a_code(
+        self, operator: Trimtab, arguments: tuple[str, ...], code: int, says: str
+    ) -> None:
+        found, _, err = operator(*arguments)
+        assert found == code
+        assert says in err
+        assert "Traceback" not in err
+
+
+def predicted(label: str, goodput_rps: float) -> dict[str, object]:
+    seen = {"requests": 10, "attainment": goodput_rps / 10, "ttft_s": [0.1, 0.2, 0.3], "tpot_s": None}
+    forecast = {
+        "offered_rps": 10.0,
+        "goodput_rps": goodput_rps,
+        "classes": {"default": seen, "idle": {"requests": 0, "attainment": None, "ttft_s": None, "tpot_s": None}},
+        "causes": {"queue": 3},
+    }
+    return {"label": label, "plan": {"pattern": "balanced"}, "forecast": forecast}
+
+
+PREDICTED = {
+    "traffic": {
+        "requests": 10, "span_s": 30.0, "rate_rps": 10.0, "mean_prompt_tokens": 600.0, "mean_output_tokens": 60.0
+    },
+    "engines": 3,
+    "in_force": predicted("in force", 3.5),
+    "variants": [predicted("offload ratio 0.1", 7.0)],
+}  # fmt: skip
 
 
 class TestFindingTheApi:

@@ -87,7 +87,8 @@ async def test_a_single_token_has_no_tpot_and_still_counts_as_good(fleet, client
         pass
     (record,) = await fleet.records(1)
     assert (record.outcome, record.output_tokens, record.tpot_s) == (Outcome.OK, 1, None)
-    assert 'trimtab_good_requests_total{slo_class="default"} 1.0' in (await fleet.http.get("/metrics")).text
+    good = f'trimtab_good_requests_total{{pattern="{record.pattern}",slo_class="default"}} 1.0'
+    assert good in (await fleet.http.get("/metrics")).text
 
 
 async def test_token_ids_and_text_give_the_same_answer(fleet, client):

@@ -185,7 +185,7 @@ async def open_fleet(
         router(settings) as running,
         httpx.AsyncClient(base_url=running.url, timeout=60) as http,
     ):
-        fleet = Fleet(running, engines, store, Keys(MODEL), http)
+        fleet = Fleet(running, engines, store, Keys(settings.model), http)
         await until(lambda: fleet.desk.fleet.available == len(engines), "all engines are there")
         yield fleet
 

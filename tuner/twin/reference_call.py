@@ -12,7 +12,6 @@ from tuner.slo import Slo
 from tuner.twin.records import SimulatedRecord
 from tuner.twin.reference_engine import Hold, ReferenceEngine
 
-
 NOWHERE = Placement(())
 
 

@@ -1,4 +1,7 @@
-"""Engines under test, as real processes. A new kind of engine joins by an entry in `KINDS` and nothing else."""
+"""Engines under test, as real processes. A new kind of engine joins by an entry in `KINDS` and nothing else.
+
+What only an engine with modelled time can be asked is marked `emulated`, with the reason.
+"""
 
 import asyncio
 import contextlib
@@ -16,7 +19,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.sglang import Pair
+
 START_S = 60.0
+REAL_BREVITY = 0.2
 
 
 @dataclass
@@ -41,17 +47,17 @@ def start_emulated(ready_file: Path, **flags: object) -> subprocess.Popen[bytes]
     return subprocess.Popen([sys.executable, "-m", "engines.emulated", *arguments], stdout=subprocess.DEVNULL)
 
 
-KINDS: dict[str, Callable[..., subprocess.Popen[bytes]]] = {"emulated": start_emulated}
+Kind = Callable[[pytest.FixtureRequest], Iterator[Launch]]
 
 
-@pytest.fixture(scope="module", params=sorted(KINDS))
-def launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
-    """Start an engine and wait until it serves; all that were started are stopped when the module is through."""
+def emulated(request: pytest.FixtureRequest) -> Iterator[Launch]:
+    """As many engines as are asked for, each a process; all are stopped when the module is through."""
+    tmp_path_factory = request.getfixturevalue("tmp_path_factory")
     started: list[subprocess.Popen[bytes]] = []
 
     def start(**flags: object) -> Engine:
         ready_file = tmp_path_factory.mktemp("engine") / "ready.json"
-        process = KINDS[request.param](ready_file, **flags)
+        process = start_emulated(ready_file, **flags)
         started.append(process)
         url = _wait_for(ready_file, process)["url"]
         return Engine(url, httpx.get(f"{url}/microserving/info").json()["model"], process)
@@ -61,6 +67,47 @@ def launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         process.terminate()
     for process in started:
         process.wait(timeout=20)
+
+
+def sglang(request: pytest.FixtureRequest) -> Iterator[Launch]:
+    """The two engines that all tests of the session share: starting others would take minutes."""
+    pair: Pair = request.getfixturevalue("sglang_pair")
+    pair.revive()
+    waiting = list(pair.engines)
+
+    def take(**flags: object) -> Engine:
+        if flags or not waiting:
+            pytest.skip(f"all real engines are started with the same flags, not with {flags}")
+        engine = waiting.pop(0)
+        assert engine.process is not None
+        return Engine(engine.url, engine.model, engine.process)
+
+    yield take
+
+
+KINDS: dict[str, Kind] = {"emulated": emulated, "sglang": sglang}
+REAL = ("sglang",)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(kind, marks=[pytest.mark.real] if kind in REAL else []) for kind in sorted(KINDS)],
+)
+def launch(request: pytest.FixtureRequest) -> Iterator[Launch]:
+    """Start an engine and wait until it serves."""
+    yield from KINDS[request.param](request)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Real engines are not asked what is marked `emulated`."""
+    left_out = [item for item in items if item.get_closest_marker("emulated") and _kind_of(item) in REAL]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _kind_of(item: pytest.Item) -> str | None:
+    callspec = getattr(item, "callspec", None)
+    return None if callspec is None else callspec.params.get("launch")
 
 
 def _wait_for(ready_file: Path, process: subprocess.Popen[bytes]) -> dict[str, Any]:
@@ -92,6 +139,8 @@ class Caller:
 
     http: httpx.AsyncClient
     random: random.Random
+    brevity: float = 1.0
+    """Prompts are shortened to this share: a real model on a CPU reads a few hundred tokens a second."""
     serial: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def new_id(self) -> str:
@@ -99,7 +148,11 @@ class Caller:
 
     def text(self, words: int = 200) -> str:
         """A prompt nobody has sent before."""
-        return " ".join(f"{self.random.getrandbits(20):x} word" for _ in range(words))
+        return " ".join(f"{self.random.getrandbits(20):x} word" for _ in range(max(1, round(words * self.brevity))))
+
+    def brief(self, count: int) -> int:
+        """So many tokens of an answer, or fewer where they take long."""
+        return max(1, round(count * self.brevity))
 
     async def tokens(self, engine: Engine, text: str) -> list[int]:
         answer = await self.http.post(f"{engine.url}/tokenize", json={"prompt": text})
@@ -140,14 +193,15 @@ class Caller:
     async def generate(self, engine: Engine, request_id: str, text: str, **more: Any) -> httpx.Response:
         """`start_generate` of a completion; `call` adds to the verb, everything else to the client's body."""
         call = more.pop("call", {})
-        body = {"model": engine.model, "prompt": text, "max_tokens": 12, **more}
+        body = {"model": engine.model, "prompt": text, "max_tokens": 12, "temperature": 0, **more}
         return await self.post(engine, "start_generate", request_id=request_id, api="completions", body=body, **call)
 
 
 @pytest.fixture
 async def caller(request: pytest.FixtureRequest) -> AsyncIterator[Caller]:
     async with httpx.AsyncClient(timeout=60) as http:
-        yield Caller(http, random.Random(request.node.nodeid))
+        brevity = REAL_BREVITY if _kind_of(request.node) in REAL else 1.0
+        yield Caller(http, random.Random(request.node.nodeid), brevity)
 
 
 async def eventually(holds: Callable[[], Any], timeout_s: float = 20.0) -> None:

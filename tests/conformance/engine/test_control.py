@@ -52,7 +52,7 @@ async def test_a_draining_engine_finishes_what_runs_and_refuses_the_rest(engine,
     prompt = await caller.tokens(engine, caller.text())
     request_id, reserved = await caller.reserve(engine, prompt, -1)
     elsewhere, given = await caller.reserve(sender, prompt, -1)
-    asked = {"n": 2, "max_tokens": 600, "ignore_eos": True}
+    asked = {"n": 2, "max_tokens": caller.brief(600), "ignore_eos": True}
     running = asyncio.create_task(caller.generate(engine, caller.new_id(), "go on", **asked))
     while (await caller.load(engine))["running"] == 0:
         await asyncio.sleep(0.01)
@@ -71,7 +71,7 @@ async def test_a_draining_engine_finishes_what_runs_and_refuses_the_rest(engine,
     assert (await caller.http.get(f"{engine.url}/health")).status_code == 200
     late = await caller.send(sender, request_id, prompt, reserved, len(prompt) - 1)
     assert late.status_code == 410
-    assert (await running).json()["usage"]["completion_tokens"] == 1200
+    assert (await running).json()["usage"]["completion_tokens"] == 2 * caller.brief(600)
     await caller.post(engine, "drain", on=False)
     assert (await caller.generate(engine, caller.new_id(), "hello")).status_code == 200
     await caller.post(sender, "abort", request_id=elsewhere)
@@ -138,6 +138,7 @@ async def test_a_bad_prep_recv_is_a_4xx(engine, caller, change):
     assert answer.status_code == 400, answer.text
 
 
+@pytest.mark.emulated("needs an engine with flags of its own")
 async def test_the_transfer_port_survives_garbage(launch, sender, caller, free_port):
     port = free_port()
     receiver = launch(kv_port=port)
@@ -152,6 +153,7 @@ async def test_the_transfer_port_survives_garbage(launch, sender, caller, free_p
     assert (await caller.send(sender, request_id, prompt, reserved, len(prompt) - 1)).status_code == 200
 
 
+@pytest.mark.emulated("needs an engine with flags of its own")
 async def test_a_body_over_the_limit_is_413(launch, caller):
     small = launch(max_body_bytes=2048)
     body = {"model": small.model, "prompt": "x" * 5000}
@@ -166,6 +168,7 @@ async def test_a_body_over_the_limit_is_413(launch, caller):
     assert declared.json()["error"]["code"] == "body_too_large"
 
 
+@pytest.mark.emulated("needs an engine with flags of its own")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_stops_the_engine_cleanly_even_in_mid_stream(launch, caller, number):
     engine = launch(drain_s=0.2)

@@ -25,6 +25,7 @@ async def test_a_chat_streams(engine, client):
     assert all(chunk.usage is None for chunk in chunks)
 
 
+@pytest.mark.emulated("SGLang's own endpoints answer as SGLang does")
 async def test_a_stream_ends_with_usage_if_asked_for(engine, client):
     options = {"include_usage": True}
     stream = await client.completions.create(
@@ -46,18 +47,21 @@ async def test_one_token_is_enough(engine, client):
     assert answer.choices[0].finish_reason == "length"
 
 
+@pytest.mark.emulated("SGLang's own endpoints answer as SGLang does")
 async def test_without_a_limit_an_answer_ends(engine, client):
     answer = await client.chat.completions.create(model=engine.model, messages=MESSAGES)
     assert answer.choices[0].finish_reason == "stop"
     assert answer.choices[0].message.role == "assistant"
 
 
+@pytest.mark.emulated("SGLang's own endpoints answer as SGLang does")
 async def test_without_a_limit_an_endless_answer_ends_at_the_engines_default(engine, client):
     answer = await client.completions.create(model=engine.model, prompt="hi", extra_body={"ignore_eos": True})
     assert answer.usage.completion_tokens == 1024
     assert answer.choices[0].finish_reason == "length"
 
 
+@pytest.mark.emulated("SGLang's own endpoints answer as SGLang does")
 async def test_several_prompts_give_choices_in_order(engine, client):
     alone = [
         (await client.completions.create(model=engine.model, prompt=prompt, max_tokens=6)).choices[0].text
@@ -71,11 +75,15 @@ async def test_several_prompts_give_choices_in_order(engine, client):
 async def test_token_ids_are_a_prompt_like_their_text(engine, client, caller):
     text = caller.text(5)
     ids = await caller.tokens(engine, text)
-    answers = [await client.completions.create(model=engine.model, prompt=given, max_tokens=6) for given in (text, ids)]
+    answers = [
+        await client.completions.create(model=engine.model, prompt=given, max_tokens=6, temperature=0)
+        for given in (text, ids)
+    ]
     assert answers[0].choices[0].text == answers[1].choices[0].text
     assert answers[1].usage.prompt_tokens == len(ids)
 
 
+@pytest.mark.emulated("SGLang's own endpoints answer as SGLang does")
 async def test_echo_puts_the_prompt_before_the_answer(engine, client):
     plain = await client.completions.create(model=engine.model, prompt="Say it", max_tokens=4)
     echoed = await client.completions.create(model=engine.model, prompt="Say it", max_tokens=4, echo=True)
@@ -84,6 +92,7 @@ async def test_echo_puts_the_prompt_before_the_answer(engine, client):
     assert "".join([chunk.choices[0].text async for chunk in stream]) == echoed.choices[0].text
 
 
+@pytest.mark.emulated("SGLang's own endpoints answer as SGLang does")
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("as_list", [False, True])
 async def test_a_stop_string_across_tokens_never_leaks(engine, client, streamed, as_list):
@@ -103,6 +112,7 @@ async def test_a_stop_string_across_tokens_never_leaks(engine, client, streamed,
     assert finish == "stop"
 
 
+@pytest.mark.emulated("SGLang's own endpoints answer as SGLang does")
 async def test_text_that_only_looked_like_a_stop_comes_in_the_end(engine, client):
     asked = {"model": engine.model, "prompt": "count", "max_tokens": 10, "extra_body": {"ignore_eos": True}}
     whole = (await client.completions.create(**asked)).choices[0].text
@@ -111,6 +121,7 @@ async def test_text_that_only_looked_like_a_stop_comes_in_the_end(engine, client
     assert answer.choices[0].finish_reason == "length"
 
 
+@pytest.mark.emulated("SGLang's own endpoints answer as SGLang does")
 async def test_completion_logprobs_are_well_formed(engine, client):
     answer = await client.completions.create(
         model=engine.model, prompt="hi", max_tokens=4, logprobs=3, extra_body={"ignore_eos": True}
@@ -125,6 +136,7 @@ async def test_completion_logprobs_are_well_formed(engine, client):
     ] * 4
 
 
+@pytest.mark.emulated("SGLang's own endpoints answer as SGLang does")
 async def test_chat_logprobs_are_well_formed_and_the_same_in_a_stream(engine, client):
     asked = {
         "model": engine.model,
@@ -149,6 +161,7 @@ async def test_cached_tokens_are_reported(engine, client, caller):
     assert second.usage.prompt_tokens_details.cached_tokens == first.usage.prompt_tokens - 1
 
 
+@pytest.mark.emulated("SGLang's own endpoints answer as SGLang does")
 @pytest.mark.parametrize(
     ("body", "status", "code", "param"),
     [
@@ -181,6 +194,7 @@ async def test_a_bad_completion_is_refused_by_field(engine, caller, body, status
     assert error["type"] in ("invalid_request_error", "not_found_error")
 
 
+@pytest.mark.emulated("SGLang's own endpoints answer as SGLang does")
 @pytest.mark.parametrize(
     "messages",
     [None, [], "hello", [{}], [{"role": "user", "content": 5}], [{"role": "user", "content": [{"type": "image_url"}]}]],
@@ -195,7 +209,7 @@ async def test_bad_messages_are_refused(engine, caller, messages):
 async def test_text_parts_are_text(engine, client):
     parts = [{"role": "user", "content": [{"type": "text", "text": "tell me something"}]}]
     answers = [
-        await client.chat.completions.create(model=engine.model, messages=given, max_tokens=5)
+        await client.chat.completions.create(model=engine.model, messages=given, max_tokens=5, temperature=0)
         for given in (MESSAGES, parts)
     ]
     assert answers[0].choices[0].message.content == answers[1].choices[0].message.content
@@ -207,6 +221,7 @@ async def test_tokenize_counts_a_chat_as_the_engine_does(engine, client, caller)
     assert tokens["count"] == len(tokens["tokens"]) == answer.usage.prompt_tokens
 
 
+@pytest.mark.emulated("SGLang's own endpoints answer as SGLang does")
 @pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": []}, {"messages": 5}, {"messages": []}])
 async def test_tokenize_wants_one_thing(engine, caller, body):
     answer = await caller.http.post(f"{engine.url}/tokenize", json=body)

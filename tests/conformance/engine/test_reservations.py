@@ -28,6 +28,7 @@ async def test_an_end_outside_the_prompt_is_refused(engine, caller, end):
     assert (await caller.load(engine))["kv_reserved_tokens"] == 0
 
 
+@pytest.mark.emulated("needs an engine with flags of its own")
 async def test_a_full_engine_answers_429_and_says_when_to_ask_again(small, caller):
     prompt = await caller.tokens(small, caller.text(400))
     assert CAPACITY_TOKENS / 2 < len(prompt) < CAPACITY_TOKENS
@@ -40,6 +41,7 @@ async def test_a_full_engine_answers_429_and_says_when_to_ask_again(small, calle
     await caller.post(small, "abort", request_id=other)
 
 
+@pytest.mark.emulated("needs an engine with flags of its own")
 async def test_a_reservation_dies_after_its_ttl_and_its_room_comes_back(small, caller, eventually):
     prompt = await caller.tokens(small, caller.text(400))
     _, reserved = await caller.reserve(small, prompt, -1, ttl_s=0.2)

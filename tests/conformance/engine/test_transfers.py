@@ -94,6 +94,7 @@ async def test_an_expired_reservation_is_refused(engine, sender, caller, eventua
     assert (refused.status_code, refused.json()["error"]["code"]) == (410, "reservation_gone")
 
 
+@pytest.mark.emulated("needs an engine with flags of its own")
 async def test_a_reservation_of_an_earlier_life_of_the_engine_is_refused(launch, sender, caller, free_port):
     ports = {"port": free_port(), "kv_port": free_port()}
     first = launch(**ports)
@@ -106,6 +107,7 @@ async def test_a_reservation_of_an_earlier_life_of_the_engine_is_refused(launch,
     assert (refused.status_code, refused.json()["error"]["code"]) == (410, "reservation_gone")
 
 
+@pytest.mark.emulated("needs an engine with flags of its own")
 async def test_engines_with_other_layouts_exchange_nothing(launch, sender, caller):
     other = launch(model="another-model")
     prompt = await caller.tokens(other, caller.text())
@@ -135,6 +137,7 @@ async def test_other_tokens_than_the_reserved_ones_do_not_get_in(engine, sender,
     await caller.post(engine, "abort", request_id=request_id)
 
 
+@pytest.mark.emulated("needs an engine with flags of its own")
 @pytest.mark.parametrize("harm", ["corrupt_at", "cut_at"])
 async def test_a_harmed_transfer_is_never_visible_and_can_be_repeated(launch, proxy, sender, caller, harm):
     receiver = launch(kv_port=proxy.target_port, kv_advertise=proxy.address)
@@ -153,6 +156,7 @@ async def test_a_harmed_transfer_is_never_visible_and_can_be_repeated(launch, pr
     assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == len(prompt) - 1
 
 
+@pytest.mark.emulated("needs an engine with flags of its own")
 async def test_a_receiver_that_is_gone_fails_the_transfer_and_not_the_sender(launch, sender, caller):
     receiver = launch()
     text = caller.text()
@@ -180,6 +184,7 @@ def _text(answer) -> str:
     return answer.json()["choices"][0]["text"]
 
 
+@pytest.mark.emulated("needs an engine with flags of its own")
 async def test_a_caller_that_leaves_frees_the_sender(launch, engine, caller, eventually):
     slow = launch(time_scale=20)
     prompt = await caller.tokens(engine, caller.text(100))

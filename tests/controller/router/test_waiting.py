@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from controller.router.waiting import QueueFull, RoomQueue
+from controller.router.waiting import Lack, QueueFull, RoomQueue
 
 
 async def started(queue: RoomQueue, name: str, order: list[str], **given) -> asyncio.Task[None]:
@@ -68,3 +68,15 @@ async def test_a_wake_for_someone_who_left_goes_to_the_next():
     first.cancel()
     await asyncio.wait_for(second, 10)
     assert order == ["b"]
+
+
+async def test_the_waiting_are_counted_by_what_they_lack_until_they_stop_waiting():
+    queue = RoomQueue(10)
+    tasks = [await started(queue, "a", [], lack=lack) for lack in Lack]
+    assert [queue.waiting[lack] for lack in Lack] == [1, 1, 1]
+    queue.wake()
+    await tasks[0]
+    tasks[1].cancel()
+    await asyncio.gather(tasks[1], return_exceptions=True)
+    assert [queue.waiting[lack] for lack in Lack] == [0, 0, 1]
+    tasks[2].cancel()

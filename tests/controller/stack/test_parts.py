@@ -1,5 +1,7 @@
 """The command lines of a stack."""
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
 from controller.stack.parts import Parts, StackOptions
@@ -33,3 +35,14 @@ def test_each_part_is_given_the_secrets_it_needs_and_no_others() -> None:
 
 def test_secrets_are_not_shown_with_the_options() -> None:
     assert not [secret for secret in SECRETS if secret in repr(OPTIONS) + repr(PARTS)]
+
+
+def test_sglang_engines_have_a_core_each_and_the_router_their_tokenizer(tmp_path: Path) -> None:
+    parts = Parts(replace(OPTIONS, model_folder=tmp_path), "small", "admin-secret", REDIS)
+    commands = [list(spec.arguments(0, Path("ready"))) for spec in parts.engines()]
+    cores = [command[command.index("--cores") + 1] for command in commands]
+    assert len(set(cores)) == min(2, len(os.sched_getaffinity(0)))
+    assert all(command[command.index("--served-model-name") + 1] == "small" for command in commands)
+    assert [dict(spec.env) for spec in parts.engines()] == [{"TRIMTAB_SGLANG_REDIS_URL": REDIS}] * 2
+    router = list(parts.router().arguments(0, Path("ready")))
+    assert router[router.index("--tokenizer") + 1] == str(tmp_path)

@@ -11,7 +11,6 @@ import structlog
 from fastapi import Request, Response
 from starlette.types import Receive
 
-from engines.emulated.openai import BadBody
 from engines.errors import BadRequest, BodyTooLarge, EngineError
 
 Body = TypeVar("Body")
@@ -103,7 +102,7 @@ def openai_error(error: EngineError) -> Response:
     """The shape that OpenAI's clients expect; it has a verb error's fields too."""
     known = {404: "not_found_error", 429: "rate_limit_error"}
     kind = known.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
-    param = error.param if isinstance(error, BadBody) else PARAMS.get(error.code)
+    param = getattr(error, "param", None) or PARAMS.get(error.code)
     document = {"error": {"message": error.message, "type": kind, "param": param, "code": error.code}}
     return Response(orjson.dumps(document), error.status, error_headers(error), "application/json")
 

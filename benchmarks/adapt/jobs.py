@@ -1,0 +1,116 @@
+"""What is computed in processes of its own: one scenario under some policies. Arguments and results can be pickled."""
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from benchmarks.adapt.closed_loop import TRIMTAB, run_trimtab
+from benchmarks.adapt.generate import generate, phases
+from benchmarks.adapt.hindsight import BEST_STATIC, ORACLE, THRESHOLD, Course, screen
+from benchmarks.adapt.outcome import Outcome
+from benchmarks.adapt.scenarios import Scenario
+from benchmarks.adapt.statics import PATTERNS
+from tuner.twin.fast import warm_up
+from tuner.workload import concatenate
+
+POLICIES = (*PATTERNS, BEST_STATIC, THRESHOLD, ORACLE, TRIMTAB)
+FIXED = frozenset({*PATTERNS, BEST_STATIC, THRESHOLD})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """Some policies on a scenario; with `phase`, on that phase of it alone."""
+
+    scenario: Scenario
+    seed: int
+    policies: frozenset[str]
+    phase: int | None = None
+
+    @property
+    def title(self) -> str:
+        where = "" if self.phase is None else f", phase {self.phase + 1}"
+        return f"{self.scenario.name}{where}: {'fixed plans' if self.policies & FIXED else ', '.join(self.policies)}"
+
+    @property
+    def size(self) -> float:
+        """About how long it takes beside others."""
+        spans = [each.duration_s * each.rate_rps for each in self.scenario.phases]
+        return sum(spans) if self.phase is None else spans[self.phase]
+
+
+def jobs_of(scenario: Scenario, seed: int, policies: frozenset[str]) -> list[Job]:
+    """All that a scenario needs, in pieces that can be done side by side."""
+    jobs = []
+    if TRIMTAB in policies:
+        jobs.append(Job(scenario, seed, frozenset({TRIMTAB})))
+    # Where the traffic does not move, the oracle is the best static plan.
+    whole = FIXED if scenario.shifts else FIXED | {ORACLE}
+    if policies & whole:
+        jobs.append(Job(scenario, seed, policies & whole))
+    if ORACLE in policies and scenario.shifts:
+        jobs += [Job(scenario, seed, frozenset({ORACLE}), at) for at in range(len(scenario.phases))]
+    return jobs
+
+
+def run_job(job: Job, kept: Path | None = None) -> Sequence[Outcome]:
+    """The outcome of each policy. Those in hindsight are taken from the folder `kept` if they are there."""
+    warm_up()
+    if TRIMTAB in job.policies:
+        workload = generate(job.scenario, job.seed)
+        return [run_trimtab(workload, job.scenario.fleet, job.scenario.slos, time.process_time)]
+    if kept is None:
+        return _hindsight(job)
+    file = kept / f"{_key(job)}.npz"
+    if file.exists():
+        return load_outcomes(file)
+    outcomes = _hindsight(job)
+    save_outcomes(file, outcomes)
+    return outcomes
+
+
+def save_outcomes(file: Path, outcomes: Sequence[Outcome]) -> None:
+    """Fixed plans' outcomes; how a plan changed is not kept."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    named = {"policies": np.array([each.policy for each in outcomes]), "plans": np.array([e.plan for e in outcomes])}
+    np.savez_compressed(file, allow_pickle=False, **named, **{each.policy: each.good for each in outcomes})
+
+
+def load_outcomes(file: Path) -> list[Outcome]:
+    with np.load(file) as held:
+        return [
+            Outcome(str(policy), str(plan), held[str(policy)])
+            for policy, plan in zip(held["policies"], held["plans"], strict=True)
+        ]
+
+
+def assembled(parts: Sequence[Outcome]) -> Outcome:
+    """The oracle from its phases, in order."""
+    plans = "; ".join(part.plan for part in parts)
+    return Outcome(ORACLE, plans, np.concatenate([part.good for part in parts]))
+
+
+def _hindsight(job: Job) -> list[Outcome]:
+    fleet, slos = job.scenario.fleet, job.scenario.slos
+    parts = phases(job.scenario, job.seed)
+    if job.phase is not None:
+        only = parts[job.phase]
+        return [Course(only, fleet, slos).best_fixed(ORACLE, screen([only], fleet, slos))]
+    grid, course = screen(parts, fleet, slos), Course(concatenate(parts), fleet, slos)
+    found = course.best_patterns(grid)
+    if THRESHOLD in job.policies and (rule := course.best_threshold(grid)) is not None:
+        found.append(rule)
+    if job.policies & {BEST_STATIC, ORACLE}:
+        best = course.best_fixed(BEST_STATIC, grid)
+        found += [best, replace(best, policy=ORACLE)]
+    return [each for each in found if each.policy in job.policies]
+
+
+def _key(job: Job) -> str:
+    asked = msgspec.json.encode([job.scenario.name, job.scenario.phases, job.scenario.traffic, job.scenario.profile])
+    rest = f"{job.scenario.slos.model_dump_json()} {job.seed} {sorted(job.policies)} {job.phase}"
+    return f"{job.scenario.name}-{hashlib.sha256(asked + rest.encode()).hexdigest()[:16]}"

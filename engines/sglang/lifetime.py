@@ -1,0 +1,100 @@
+"""What runs beside SGLang's server in its HTTP process, from its start to its end. No SGLang in here."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Protocol
+
+import structlog
+from fastapi import FastAPI
+
+from engines.sglang.engine import Engine
+from engines.sglang.messages import Description
+from engines.sglang.settings import SglangSettings
+from engines.telemetry import Recorder, Telemetry, connect
+from engines.types import EngineInfo
+
+log = structlog.get_logger(__name__)
+
+
+class Frontend(Protocol):
+    """SGLang's HTTP process."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def host_port(self) -> tuple[str, int]: ...
+    def start(self) -> None:
+        """Take answers from the scheduler."""
+        ...
+
+
+def extend_lifespan(app: FastAPI, run: Callable[[], AbstractAsyncContextManager[None]]) -> None:
+    """Have `run` around everything that the app serves, within what it does by itself."""
+    original = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(lived: Any) -> AsyncIterator[Any]:
+        async with original(lived) as state, run():
+            yield state
+
+    app.router.lifespan_context = lifespan
+
+
+@asynccontextmanager
+async def running(
+    frontend: Frontend, engine: Engine, recorder: Recorder, settings: SglangSettings
+) -> AsyncIterator[None]:
+    """The engine's own tasks, beside the block."""
+    frontend.start()
+    task = asyncio.create_task(_loudly(serve(frontend, engine, recorder, settings)))
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await engine.aclose()
+
+
+async def serve(frontend: Frontend, engine: Engine, recorder: Recorder, settings: SglangSettings) -> None:
+    """Learn what this engine is, then say so in Redis until cancelled."""
+    await engine.open(lambda found: info_of(found, frontend, settings))
+    log.info("microserving verbs are there", engine_id=engine.info.engine_id, url=engine.info.url)
+    if settings.redis_url is None:
+        return
+    async with connect(settings.redis_url) as redis:
+        telemetry = Telemetry(redis, engine.info, engine.last_load, recorder, settings.heartbeat_s)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(telemetry.run())
+            group.create_task(_keep_load_fresh(engine, settings.heartbeat_s))
+
+
+def info_of(found: Description, frontend: Frontend, settings: SglangSettings) -> EngineInfo:
+    host, port = frontend.host_port
+    return EngineInfo(
+        engine_id=found.engine_id,
+        url=(settings.advertise_url or f"http://{host}:{port}").rstrip("/"),
+        kind=settings.kind or f"sglang-{found.device}-{frontend.model}",
+        model=frontend.model,
+        context_length_tokens=min(found.context_length_tokens, found.kv_capacity_tokens),
+        kv_capacity_tokens=found.kv_capacity_tokens,
+        kv_layout=found.peer.layout,
+        transports=found.transports,
+        epoch=found.peer.epoch,
+    )
+
+
+async def _keep_load_fresh(engine: Engine, every_s: float) -> None:
+    while True:
+        await asyncio.sleep(every_s)
+        await engine.load()
+
+
+async def _loudly(work: Any) -> None:
+    """Nobody waits for these tasks while the server runs, so a defect has to be said."""
+    try:
+        await work
+    except Exception:
+        log.exception("defect: this engine is not announced any more")

@@ -1,0 +1,89 @@
+"""Other engines: how their agents get to know ours, once for each life of theirs, and whether they still live."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from engines.client import EngineClient, VerbTimeouts
+from engines.errors import EngineUnreachable, ReservationGone, TransferFailed
+from engines.sglang.wire import KvAddress, Peer
+
+TIMEOUTS = VerbTimeouts(connect_s=2.0, verb_s=10.0)
+WATCH_EVERY_S = 1.0
+MISSED_LOOKS = 2
+KV_PEER = "kv_peer"
+"""The route `POST /microserving/kv_peer`: takes the caller's `Peer`, answers with one's own."""
+
+Introduce = Callable[[Peer], Awaitable[None]]
+
+
+class PeerClient(EngineClient):
+    """An engine of this kind, as another engine calls it."""
+
+    async def introduce(self, me: Peer) -> Peer:
+        """Tell who writes, hear who receives."""
+        return await self._post(KV_PEER, me, Peer, TIMEOUTS.verb_s)
+
+
+class Peers:
+    """Introduces engines to each other. Close it with `aclose()`."""
+
+    def __init__(self, me: Peer, introduce: Introduce) -> None:
+        """`introduce` makes a peer known to this engine's scheduler."""
+        self._me = me
+        self._introduce = introduce
+        self._clients: dict[str, PeerClient] = {}
+        self._known: set[str] = set()
+        self._lock = asyncio.Lock()
+
+    async def meet(self, address: KvAddress) -> None:
+        """Know the receiver behind an address. Raises `TransferFailed`, `ReservationGone`."""
+        if address.agent in self._known:
+            return
+        async with self._lock:
+            if address.agent not in self._known:
+                await self._meet(address)
+
+    async def meet_caller(self, peer: Peer) -> None:
+        """A sender introduces itself."""
+        async with self._lock:
+            if peer.agent not in self._known:
+                await self._introduce(peer)
+                self._known.add(peer.agent)
+
+    async def watch(self, address: KvAddress) -> None:
+        """Returns never; raises `TransferFailed` or `ReservationGone` when the receiver is gone."""
+        missed = 0
+        while True:
+            await asyncio.sleep(WATCH_EVERY_S)
+            try:
+                info = await self._client(address.url).info()
+            except EngineUnreachable as error:
+                missed += 1
+                if missed >= MISSED_LOOKS:
+                    self._known.discard(address.agent)
+                    raise TransferFailed(f"the receiver at {address.url} is gone: {error}") from error
+                continue
+            missed = 0
+            if info.epoch != address.epoch:
+                self._known.discard(address.agent)
+                raise ReservationGone("the receiver was started anew since the reservation")
+
+    async def aclose(self) -> None:
+        for client in self._clients.values():
+            await client.aclose()
+
+    async def _meet(self, address: KvAddress) -> None:
+        try:
+            peer = await self._client(address.url).introduce(self._me)
+        except EngineUnreachable as error:
+            raise TransferFailed(f"the receiver at {address.url} cannot be reached: {error}") from error
+        if peer.epoch != address.epoch:
+            raise ReservationGone("the receiver was started anew since the reservation")
+        await self._introduce(peer)
+        self._known.add(peer.agent)
+
+    def _client(self, url: str) -> PeerClient:
+        client = self._clients.get(url)
+        if client is None:
+            client = self._clients[url] = PeerClient(url, TIMEOUTS)
+        return client

@@ -1,0 +1,114 @@
+"""The receiving end of transfers: who may write, and what of the written becomes visible. No SGLang in here."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import structlog
+
+from engines.errors import BadRequest, EngineError, ReservationGone, TransferFailed
+from engines.sglang.reservations import Reservation, Reservations
+from engines.sglang.slots import Rows
+from engines.sglang.wire import Go, Held, Note, Offer, Refused, Stopped, Written, tokens_hash
+
+log = structlog.get_logger(__name__)
+Notify = Callable[[str, Note], None]
+"""Send a note to an agent; never raises, a lost note is found out by time."""
+OnReceived = Callable[[float, int, int], None]
+"""Seconds from `Go` to visible, tokens, and how many transfers were under way."""
+
+
+class Bytes(Protocol):
+    def checksum(self, slots: Rows) -> int:
+        """Of the KV in `slots`, over all buffers."""
+        ...
+
+
+class Receiver:
+    """Answers the notes of senders. A transfer that fails in any way changes nothing that can be seen."""
+
+    def __init__(
+        self,
+        reservations: Reservations,
+        pool: Bytes,
+        epoch: str,
+        notify: Notify,
+        clock: Callable[[], float],
+        on_received: OnReceived,
+    ) -> None:
+        self._reservations = reservations
+        self._pool = pool
+        self._epoch = epoch
+        self._notify = notify
+        self._clock = clock
+        self._on_received = on_received
+        self.outcomes: Counter[str] = Counter()
+
+    def on_offer(self, agent: str, offer: Offer) -> None:
+        now_s = self._clock()
+        try:
+            reservation = self._checked(offer)
+            if reservation.received:
+                self._notify(agent, Held(send_id=offer.send_id))
+                return
+            self._reservations.begin_write(reservation, agent, offer.send_id, now_s)
+        except EngineError as error:
+            self._refuse(agent, offer.send_id, error)
+            return
+        self._notify(agent, Go(send_id=offer.send_id, write_for_s=reservation.write_for_s(now_s)))
+
+    def on_written(self, agent: str, note: Written) -> None:
+        concurrent = max(1, self._reservations.writing)
+        reservation = self._reservations.writer(agent, note.send_id)
+        try:
+            if reservation is None or reservation.nonce != note.nonce:
+                raise ReservationGone("the reservation went during the transfer")
+            self._check(reservation, note)
+        except EngineError as error:
+            self._reservations.sender_stopped(agent, note.send_id)
+            self._refuse(agent, note.send_id, error)
+            return
+        tokens, begun_s = reservation.tokens, reservation.begun_s
+        self._reservations.receive(reservation)
+        self.outcomes["ok"] += 1
+        self._notify(agent, Held(send_id=note.send_id))
+        self._on_received(self._clock() - begun_s, tokens, concurrent)
+
+    def on_stopped(self, agent: str, note: Stopped) -> None:
+        self._reservations.sender_stopped(agent, note.send_id)
+
+    def stop(self, reservation: Reservation) -> None:
+        """Ask the sender of a given-up reservation to stop."""
+        if reservation.sender is not None:
+            agent, send_id = reservation.sender
+            self._refuse(agent, send_id, ReservationGone("the reservation was given up during the transfer"))
+
+    def _checked(self, offer: Offer) -> Reservation:
+        if offer.epoch != self._epoch:
+            raise ReservationGone(f"request {offer.request_id!r} was reserved in an earlier life of this engine")
+        reservation = self._reservations.find(offer.request_id, offer.nonce, self._clock())
+        if (offer.begin, offer.end) != (reservation.matched, reservation.end):
+            raise BadRequest(
+                f"[{offer.begin}, {offer.end}) is not the reserved [{reservation.matched}, {reservation.end})"
+            )
+        if offer.tokens_hash != tokens_hash(reservation.ids):
+            raise TransferFailed("the sender would write the KV of other tokens than the reserved ones")
+        return reservation
+
+    def _check(self, reservation: Reservation, note: Written) -> None:
+        if note.tokens != reservation.tokens:
+            raise TransferFailed(f"{note.tokens} tokens were written, {reservation.tokens} were reserved")
+        if note.checksums is not None and reservation.slots is not None:
+            self._check_bytes(reservation.slots, note.checksums)
+
+    def _check_bytes(self, slots: Rows, checksums: Sequence[tuple[int, int]]) -> None:
+        begin = 0
+        for tokens, expected in checksums:
+            if self._pool.checksum(slots[begin : begin + tokens]) != expected:
+                raise TransferFailed(f"tokens {begin} to {begin + tokens} of the transfer were corrupted on the way")
+            begin += tokens
+
+    def _refuse(self, agent: str, send_id: str, error: EngineError) -> None:
+        self.outcomes[error.code] += 1
+        log.warning("transfer refused", code=error.code, message=error.message)
+        self._notify(agent, Refused.of(send_id, error))

@@ -1,0 +1,101 @@
+"""What the scheduler process tells about its passes and transfers, gathered so that few messages carry much."""
+
+from collections.abc import Callable, Mapping
+
+from engines.records import PassRecord, TransferRecord
+from engines.sglang.messages import Sampled, Totals
+from engines.sglang.view import Identity, Pass
+from engines.telemetry import DECODE_PASS_SAMPLE
+from engines.types import EngineLoad
+
+REPORT_EVERY_S = 0.25
+
+
+class Reporter:
+    """Samples and totals of one engine."""
+
+    def __init__(
+        self, identity: Identity, bytes_per_token: int, clock: Callable[[], float], wall: Callable[[], float]
+    ) -> None:
+        self._identity = identity
+        self._bytes_per_token = bytes_per_token
+        self._clock = clock
+        self._wall = wall
+        self._passes: list[PassRecord] = []
+        self._transfers: list[TransferRecord] = []
+        self._decode_passes = 0
+        self._last_end_s = clock()
+        self._reported_s = clock()
+        self._pass_count = 0
+        self._prefill_tokens = 0
+        self._output_tokens = 0
+        self._transfer_bytes = 0
+        self.expired = 0
+        """Reservations that nobody used in time."""
+
+    @property
+    def is_due(self) -> bool:
+        return bool(self._passes or self._transfers) and self._clock() >= self._reported_s + REPORT_EVERY_S
+
+    def on_pass(self, ended: Pass) -> None:
+        self._pass_count += 1
+        self._prefill_tokens += sum(found.to - found.begin for found in ended.prefills)
+        self._output_tokens += ended.decode_batch + sum(found.through for found in ended.prefills)
+        if self._wants(ended):
+            self._passes.append(self._record(ended))
+        self._last_end_s = ended.ended_s
+
+    def on_received(self, wall_s: float, tokens: int, concurrent: int) -> None:
+        """A transfer arrived whole."""
+        nbytes = tokens * self._bytes_per_token
+        self._transfer_bytes += nbytes
+        self._transfers.append(
+            TransferRecord(
+                engine_id=self._identity.engine_id,
+                kind=self._identity.kind,
+                at_s=self._wall(),
+                wall_s=wall_s,
+                bytes=nbytes,
+                concurrent=concurrent,
+            )
+        )
+
+    def take(self, load: EngineLoad, outcomes: Mapping[str, int]) -> Sampled:
+        """Everything since the last time."""
+        self._reported_s = self._clock()
+        told = Sampled(passes=self._passes, transfers=self._transfers, load=load, totals=self.totals(outcomes))
+        self._passes, self._transfers = [], []
+        return told
+
+    def totals(self, outcomes: Mapping[str, int]) -> Totals:
+        """`outcomes`: inbound transfers by how they ended."""
+        return Totals(
+            passes=self._pass_count,
+            prefill_tokens=self._prefill_tokens,
+            output_tokens=self._output_tokens,
+            transfer_bytes=self._transfer_bytes,
+            expired_reservations=self.expired,
+            transfers=dict(outcomes),
+        )
+
+    def _wants(self, ended: Pass) -> bool:
+        """All passes with prefill work are kept, of the many that only decode one in a few."""
+        if ended.prefills:
+            return True
+        self._decode_passes += 1
+        return self._decode_passes % DECODE_PASS_SAMPLE == 0
+
+    def _record(self, ended: Pass) -> PassRecord:
+        """With overlapping passes, a pass lasts from the end of the one before."""
+        new = [(found.begin, found.to) for found in ended.prefills]
+        return PassRecord(
+            engine_id=self._identity.engine_id,
+            kind=self._identity.kind,
+            at_s=self._wall(),
+            wall_s=ended.ended_s - max(ended.launched_s, self._last_end_s),
+            prefill_tokens=sum(to - begin for begin, to in new),
+            prefill_context_tokens=sum((to * (to + 1) - begin * (begin + 1)) // 2 for begin, to in new),
+            decode_batch=ended.decode_batch,
+            kv_tokens=ended.kv_tokens,
+            queued=ended.queued,
+        )

@@ -1,0 +1,126 @@
+"""`remote_send` in the HTTP process: check, introduce, compute, and wait until the receiver holds the KV."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from engines.errors import BadRequest, EngineError, ReservationGone
+from engines.protocol import RemoteSend, RemoteSendAnswer
+from engines.sglang.bridge import Bridge
+from engines.sglang.messages import Send, Sent, StopSend, pack_tokens
+from engines.sglang.peers import Peers
+from engines.sglang.wire import KvAddress, check_layouts, decode_address
+from engines.types import KvLayout
+
+
+class Prefill(Protocol):
+    def __call__(self, rid: str, ids: list[int]) -> Coroutine[Any, Any, None]:
+        """Compute a prompt into the context cache. Raises `ValueError`; cancelling it aborts it."""
+        ...
+
+
+class Sending:
+    """The transfers that this engine sends."""
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        peers: Peers,
+        prefill: Prefill,
+        layout: KvLayout,
+        new_rid: Callable[[str], str],
+        wall: Callable[[], float],
+    ) -> None:
+        self._bridge = bridge
+        self._peers = peers
+        self._prefill = prefill
+        self._layout = layout
+        self._new_rid = new_rid
+        self._wall = wall
+        self._running: dict[str, set[asyncio.Task[RemoteSendAnswer]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    async def send(self, call: RemoteSend) -> RemoteSendAnswer:
+        """Cancelling it frees what it holds; so does `abort`, and it then raises `BadRequest`."""
+        address = self._checked(call)
+        task = asyncio.create_task(self._send(call, address))
+        same_id = self._running.setdefault(call.request_id, set())
+        same_id.add(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise BadRequest(f"request {call.request_id!r} was aborted") from None
+            task.cancel()
+            raise
+        finally:
+            same_id.discard(task)
+            if not same_id:
+                self._running.pop(call.request_id, None)
+
+    def abort(self, request_id: str) -> bool:
+        tasks = list(self._running.get(request_id, ()))
+        for task in tasks:
+            task.cancel()
+        return bool(tasks)
+
+    def _checked(self, call: RemoteSend) -> KvAddress:
+        """What can be told to be wrong before anything is computed."""
+        address = decode_address(call.kv_addr_info)
+        check_layouts(self._layout, address.layout)
+        if address.request_id != call.request_id:
+            raise ReservationGone(f"the reservation is for request {address.request_id!r}, not {call.request_id!r}")
+        if self._wall() >= address.expires_at_s:
+            raise ReservationGone(f"the reservation for request {call.request_id!r} has expired")
+        if (call.begin, call.end) != (address.begin, address.end):
+            raise BadRequest(f"[{call.begin}, {call.end}) is not the reserved [{address.begin}, {address.end})")
+        if call.end > len(call.prompt):
+            raise BadRequest(f"end is {call.end}, but the prompt has only {len(call.prompt)} tokens")
+        return address
+
+    async def _send(self, call: RemoteSend, address: KvAddress) -> RemoteSendAnswer:
+        await self._peers.meet(address)
+        rid = self._new_rid(call.request_id)
+        order = Send(call_id=self._bridge.new_id(), rid=rid, prompt=pack_tokens(call.prompt), address=address)
+        stop: EngineError = BadRequest("the caller left")
+        try:
+            async with asyncio.TaskGroup() as group:
+                sent = group.create_task(self._bridge.ask(order, Sent))
+                watch = group.create_task(self._peers.watch(address))
+                prefill = group.create_task(self._compute(rid, call.prompt[: call.end]))
+                outcome = await sent
+                watch.cancel()
+                await prefill
+        except* EngineError as errors:
+            stop = _first(errors)
+            raise stop from None
+        finally:
+            self._bridge.tell(_stop(self._bridge, rid, stop))
+        return RemoteSendAnswer(
+            cached_length=outcome.cached_tokens,
+            bytes=outcome.bytes,
+            prefill_s=outcome.prefill_s,
+            transfer_s=outcome.transfer_s,
+            queue_s=outcome.queue_s,
+        )
+
+    async def _compute(self, rid: str, ids: list[int]) -> None:
+        try:
+            await self._prefill(rid, ids)
+        except ValueError as error:
+            raise BadRequest(str(error)) from error
+
+
+def _stop(bridge: Bridge, rid: str, error: EngineError) -> StopSend:
+    return StopSend(call_id=bridge.new_id(), rid=rid, status=error.status, code=error.code, message=error.message)
+
+
+def _first(errors: BaseExceptionGroup[EngineError]) -> EngineError:
+    found: BaseException = errors
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    if not isinstance(found, EngineError):
+        raise found
+    return found

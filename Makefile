@@ -36,6 +36,8 @@ up: $(VENV)/.base
 endif
 
 test: $(VENV)/.dev
+	@echo "compiling the twin, unless that is done ..."
+	@$(BIN)/python -c 'from controller.search_jobs import prepare; prepare()'
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not real" $(ARGS)
 
 # One process: all of these tests share two engines, which take half the machine each.

@@ -94,6 +94,16 @@ def adapt(
     publish(run_adapt(options), json)
 
 
+@app.command()
+def twin(quick: Quick = False, json: Json = None, seed: Seed = 1) -> None:
+    """The fast simulator: requests per second of one core, and its errors against the reference simulator."""
+    from dataclasses import replace
+
+    from benchmarks.twin.run import FULL, QUICK, run_twin
+
+    publish(run_twin(replace(QUICK if quick else FULL, seed=seed)), json)
+
+
 @app.command("sglang-transfer")
 def sglang_transfer(
     quick: Quick = False,

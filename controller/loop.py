@@ -216,7 +216,11 @@ class ControlLoop:
             return Outcome(refused="somebody has changed the mode meanwhile")
         draft = tuner.draft(decision, observation)
         change = PlanChange(
-            pattern=draft.pattern, knobs=draft.knobs, roles=draft.roles, reason=draft.reason[:REASON_CHARS]
+            pattern=draft.pattern,
+            knobs=draft.knobs,
+            roles=draft.roles,
+            reason=draft.reason[:REASON_CHARS],
+            replicas=draft.replicas,
         )
         try:
             plan = await self._services.plans.issue_as_tuner(change, observation.plan.version, lease)

@@ -205,6 +205,9 @@ class RouterMetrics:
         self.transfer_failures = self._counter("kv_transfer_failures", "Failed KV transfers, retries included")
         self.transfer_retries = self._counter("kv_transfer_retries", "Transfers tried once more after a failed one")
         transfer_seconds = self._histogram("kv_transfer_seconds", "KV transfers that arrived", TRANSFER_BUCKETS_S)
+        self.replications = self._counter(
+            "replications", "Copies of hot contexts to engines that the plan names, by how they ended", "outcome"
+        )
         self.leaks = self._counter("aborts_failed", "Aborts that an engine did not confirm")
         self.records_lost = self._counter("records_lost", "Request records dropped: the store was away too long")
         self.arrivals_lost = self._counter("arrivals_lost", "Arrivals dropped: the store was away too long")

@@ -10,6 +10,7 @@ from controller.store.protocol import Store
 from controller.streams import StreamReader
 from engines.records import ArrivalBatch, PassRecord, RequestRecord, TransferRecord
 from engines.telemetry import Heartbeat
+from tuner.hot_prefixes import LOOKED_BACK_S
 from tuner.plan import Plan
 from tuner.slo import SloTable
 from tuner.types import EngineState, Observation
@@ -84,6 +85,7 @@ class Observer:
             plan=plan,
             workload=self._window.workload(now_s, self._span_s),
             measured=self._window.measured(now_s, slos, plan.version, since_s(plan, now_s)),
+            hot=self._window.hot_contexts(now_s, LOOKED_BACK_S, len(self._beats)),
         )
 
     def learnt(self) -> bytes:

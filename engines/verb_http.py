@@ -1,4 +1,4 @@
-"""HTTP around the verbs: reading bodies within a limit, answering errors, noticing that a client left."""
+"""HTTP around the verbs: routes, reading bodies within a limit, answering errors, noticing that a client left."""
 
 import asyncio
 import math
@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 import msgspec
 import orjson
 import structlog
-from fastapi import Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.types import Receive
 
 from engines.errors import BadRequest, BodyTooLarge, EngineError
 
 Body = TypeVar("Body")
 Result = TypeVar("Result")
+SCHEMA_REF = "#/components/schemas/{name}"
 log = structlog.get_logger(__name__)
 
 
@@ -129,3 +130,46 @@ def answering_errors(handler: Handler, shape: Callable[[EngineError], Response])
 
     guarded.__name__, guarded.__doc__ = handler.__name__, handler.__doc__
     return guarded
+
+
+def add_route(
+    app: FastAPI | APIRouter,
+    method: str,
+    path: str,
+    handler: Handler,
+    shape: Callable[[EngineError], Response],
+    body: type[Any] | None,
+    answer: type[Any] | None,
+) -> None:
+    """Bodies are decoded by msgspec, so FastAPI only learns their schemas for its OpenAPI document."""
+    extra: dict[str, Any] = {}
+    if body is not None:
+        extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": _schema(body)}}}
+    responses: dict[int | str, dict[str, Any]] = {}
+    if answer is not None:
+        responses[200] = {"content": {"application/json": {"schema": _schema(answer)}}}
+    app.add_api_route(
+        path,
+        answering_errors(handler, shape),
+        methods=[method],
+        response_model=None,
+        openapi_extra=extra or None,
+        responses=responses or None,
+    )
+
+
+def _schema(kind: type[Any]) -> dict[str, Any]:
+    """A self-contained JSON schema: what it refers to is inlined, as none of ours refers to itself."""
+    (schema,), components = msgspec.json.schema_components([kind], ref_template=SCHEMA_REF)
+    inlined: dict[str, Any] = _inlined(schema, components)
+    return inlined
+
+
+def _inlined(node: Any, components: dict[str, Any]) -> Any:
+    if isinstance(node, list):
+        return [_inlined(item, components) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if isinstance(ref := node.get("$ref"), str):
+        return _inlined(components[ref.rpartition("/")[2]], components)
+    return {key: _inlined(value, components) for key, value in node.items()}

@@ -12,11 +12,17 @@ from tuner.settings import TunerSettings
 from tuner.state import Barred, Promise, TunerState
 from tuner.types import Candidate, Decision, Measured, Mode, Observation, Prediction, Reason, SearchResult
 
-COMPARABLE_LOAD = 0.25
+COMPARABLE_LOAD = 0.35
 """Relative difference of offered load up to which a promise can be held against a plan."""
+
+DISASTER = 0.5
+"""Relative shortfall that no wake of a change explains."""
 
 LEAST_OFFERED = 0.05
 """Share of the offered load that gains are related to at least: a plan that gives nothing makes no gain infinite."""
+
+NO_LOSS = 0.005
+"""Share of the offered load below which a loss on one workload is none."""
 
 FIRST_SEARCHES = 3
 """After a cold start the first plans rest on little traffic; better ones need not wait."""
@@ -74,25 +80,28 @@ def _learn(state: TunerState, observation: Observation, result: SearchResult | N
 def _watch(
     state: TunerState, promise: Promise, observation: Observation, settings: TunerSettings
 ) -> tuple[TunerState, Decision | None]:
-    """Hold the plan in force to its promise; a decision only if it broke it."""
+    """Hold the plan in force to its promise; a decision only if it broke it.
+
+    What had piled up before the change is still being served at first, so before the end of its probation only a
+    disaster counts against a plan.
+    """
     if candidate_of(observation.plan, observation.usable) != promise.candidate or state.trigger is not None:
         return replace(state, promise=None), None  # another plan, or other traffic: nothing to compare
-    measured = observation.measured
-    if measured is not None and _broken(promise, measured, settings):
+    over = observation.now_s - promise.made_at_s >= settings.probation_s
+    measured, margin = observation.measured, settings.probation_margin if over else DISASTER
+    if measured is not None and _broken(promise, measured, margin, settings):
         return _take_back(state, promise, observation, measured, settings)
-    if observation.now_s - promise.made_at_s >= settings.probation_s:
-        return replace(state, promise=None), None
-    return state, None
+    return (replace(state, promise=None) if over else state), None
 
 
-def _broken(promise: Promise, measured: Measured, settings: TunerSettings) -> bool:
+def _broken(promise: Promise, measured: Measured, margin: float, settings: TunerSettings) -> bool:
     if measured.requests < settings.min_requests or measured.offered_rps <= 0:
         return False
     if abs(measured.offered_rps / promise.offered_rps - 1) > COMPARABLE_LOAD:
         return False
     share = measured.goodput_rps / measured.offered_rps
     noise = math.sqrt(max(share * (1 - share), 0.01) / measured.requests)
-    return share < promise.good_share * (1 - settings.probation_margin) - settings.confidence_z * noise
+    return share < promise.good_share * (1 - margin) - settings.confidence_z * noise
 
 
 def _take_back(
@@ -118,14 +127,16 @@ def _choose(
 ) -> tuple[TunerState, Decision]:
     best = _best_allowed(state, observation, result)
     if best is None or best.candidate == result.incumbent.candidate:
-        return replace(state, rival=None), Decision(Reason.STEADY, _steady_sentence(result))
+        stays = Decision(Reason.STEADY, _steady_sentence(result))
+        return replace(state, rival=None), _copies(state, observation, result, settings) or stays
     if not _worth(best, result, settings):
         sentence = f"{describe(best.candidate)} would gain {_gain(best, result)}, which is too little to be sure of"
-        return replace(state, rival=None), Decision(Reason.GAIN_TOO_SMALL, sentence, proposed=None)
+        stays = Decision(Reason.GAIN_TOO_SMALL, sentence, proposed=None)
+        return replace(state, rival=None), _copies(state, observation, result, settings) or stays
     held = _held_back(state, observation, best, settings)
     if held is not None:
         return replace(state, rival=best.candidate), held
-    return replace(state, rival=None), _change(state, observation, best, result)
+    return replace(state, rival=None), _change(state, observation, best, result, settings)
 
 
 def _best_allowed(state: TunerState, observation: Observation, result: SearchResult) -> Prediction | None:
@@ -134,7 +145,13 @@ def _best_allowed(state: TunerState, observation: Observation, result: SearchRes
 
 
 def _worth(best: Prediction, result: SearchResult, settings: TunerSettings) -> bool:
-    return best.gain > settings.confidence_z * best.gain_se and _relative(best, result) >= settings.min_gain
+    """Enough on average, and beyond noise or on no workload for the worse.
+
+    Near saturation a better plan may gain nothing on one workload and everything on the next: its standard error is
+    large, and still it is never the wrong choice.
+    """
+    sure = best.gain > settings.confidence_z * best.gain_se or best.least_gain > -NO_LOSS * best.offered_rps
+    return sure and _relative(best, result) >= settings.min_gain
 
 
 def _relative(best: Prediction, result: SearchResult) -> float:
@@ -146,16 +163,40 @@ def _relative(best: Prediction, result: SearchResult) -> float:
 def _held_back(
     state: TunerState, observation: Observation, best: Prediction, settings: TunerSettings
 ) -> Decision | None:
-    """Hysteresis: while nothing moved, a change waits for the dwell and for a second search that agrees."""
-    if unsettled(state, observation.now_s, settings):
-        return None
-    changed_at_s = max(state.changed_at_s or 0.0, observation.plan.issued_at_s)
-    if observation.now_s - changed_at_s < settings.dwell_s:
-        sentence = f"{describe(best.candidate)} looks better, but the last change is not {settings.dwell_s:g} s old"
+    """Hysteresis: a change waits for the dwell and, while nothing moved, for a second search that agrees."""
+    dwell_s = _dwell_s(state, observation, settings)
+    if dwell_s > _since_change_s(state, observation):
+        sentence = f"{describe(best.candidate)} looks better, but the last change is not {dwell_s:g} s old"
         return Decision(Reason.DWELL, sentence)
-    if state.rival is None or region(state.rival) != region(best.candidate):
-        return Decision(Reason.DWELL, f"{describe(best.candidate)} looks better; another search has to agree")
-    return None
+    agreed = state.rival is not None and region(state.rival) == region(best.candidate)
+    if agreed or unsettled(state, observation.now_s, settings):
+        return None
+    return Decision(Reason.DWELL, f"{describe(best.candidate)} looks better; another search has to agree")
+
+
+def _dwell_s(state: TunerState, observation: Observation, settings: TunerSettings) -> float:
+    """Least time between two changes: none for what has just moved, little while that settles."""
+    if state.trigger is not None:
+        return 0.0
+    return settings.transient_dwell_s if unsettled(state, observation.now_s, settings) else settings.dwell_s
+
+
+def _since_change_s(state: TunerState, observation: Observation) -> float:
+    return observation.now_s - max(state.changed_at_s or 0.0, observation.plan.issued_at_s)
+
+
+def _copies(
+    state: TunerState, observation: Observation, result: SearchResult, settings: TunerSettings
+) -> Decision | None:
+    """The plan stays as it is, but hot contexts that would pay to be copied are."""
+    if not result.replicas or state.promise is not None:  # a plan on probation is not touched
+        return None
+    contexts = f"{len(result.replicas)} hot context{'s' if len(result.replicas) > 1 else ''}"
+    dwell_s = _dwell_s(state, observation, settings)
+    if dwell_s > _since_change_s(state, observation):
+        return Decision(Reason.DWELL, f"copies of {contexts} would pay, but the last change is not {dwell_s:g} s old")
+    sentence = f"{contexts} to be copied to {len(result.replicas[0].engines)} engines; the plan stays otherwise"
+    return Decision(Reason.HOT_PREFIX, sentence, chosen=result.incumbent.candidate, replicas=result.replicas)
 
 
 def unsettled(state: TunerState, now_s: float, settings: TunerSettings) -> bool:
@@ -165,8 +206,16 @@ def unsettled(state: TunerState, now_s: float, settings: TunerSettings) -> bool:
     return state.regime_since_s is not None and now_s - state.regime_since_s < settings.transient_s
 
 
-def _change(state: TunerState, observation: Observation, best: Prediction, result: SearchResult) -> Decision:
-    reason = state.trigger or Reason.BETTER_PLAN
+def _just_moved(state: TunerState, observation: Observation, settings: TunerSettings) -> bool:
+    if not state.moved or state.regime_since_s is None:
+        return False
+    return observation.now_s - state.regime_since_s < settings.transient_s
+
+
+def _change(
+    state: TunerState, observation: Observation, best: Prediction, result: SearchResult, settings: TunerSettings
+) -> Decision:
+    reason = state.trigger or (Reason.DRIFT if _just_moved(state, observation, settings) else Reason.BETTER_PLAN)
     if best.candidate == result.best_static.candidate and reason is Reason.BETTER_PLAN:
         reason = Reason.GUARD_STATIC
     why = f" after {', '.join(state.moved)} moved" if reason is Reason.DRIFT else ""

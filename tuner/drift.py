@@ -21,6 +21,10 @@ ALARM_Z = 5.0
 LEAST_MOVE = 0.2
 """Of a mean logarithm, about 20 %; smaller moves seldom change which plan is best."""
 
+BURST_S = 20.0
+LEAST_BURST = 0.4
+"""Of the rate over less than `BURST_S`: every traffic has moments that are a third busier."""
+
 LEAST_SHARE = 0.1
 """Of a class among all requests."""
 
@@ -101,7 +105,8 @@ def _rate_z(workload: Workload, regime_s: float, begin_s: float) -> float:
     after = _counts(workload, begin_s, workload.span_s)
     old, new = float(before.mean()), float(after.mean())
     floor = NO_ARRIVALS_RATE * COUNT_S
-    if abs(np.log(max(new, floor) / max(old, floor))) < LEAST_MOVE:
+    least = LEAST_MOVE if workload.span_s - begin_s >= BURST_S else LEAST_BURST
+    if abs(np.log(max(new, floor) / max(old, floor))) < least:
         return 0.0
     dispersion = max(1.0, float(before.var()) / max(old, floor)) * (1 + _memory(before))
     error = _doubt(len(before)) * dispersion * max(old, floor) * (1 / len(before) + 1 / len(after))

@@ -11,12 +11,13 @@ import numpy as np
 
 from engines.records import ArrivalBatch, Outcome, RequestRecord
 from tuner.cleaning import Cleaned, Flaw, clean_arrivals, clean_records, counted
+from tuner.hot_prefixes import hot_contexts
 from tuner.imputing import with_outputs
 from tuner.measuring import measure
 from tuner.rows import OPEN, OUTCOMES, Rows, RowStore
 from tuner.sharing import Prompts, share
 from tuner.slo import DEFAULT_CLASS, SloTable
-from tuner.types import Measured
+from tuner.types import HotContext, Measured
 from tuner.warm_up import WarmUp
 from tuner.workload import Workload
 
@@ -131,6 +132,13 @@ class Window:
             rows = rows[rows["plan_version"] == plan_version]
         rows["prompt_tokens"] = _prompt_tokens(rows)
         return measure(rows, tuple(self._classes), slos, since_s, now_s)
+
+    def hot_contexts(self, now_s: float, span_s: float, engines: int) -> Sequence[HotContext]:
+        """What much of the traffic of the last `span_s` seconds begins with, for a fleet of so many engines."""
+        rows = self._between(self._began_s(now_s, span_s), now_s)
+        rows = rows[rows["ending"] != REJECTED]
+        rows["prompt_tokens"] = _prompt_tokens(rows)
+        return hot_contexts(_prompts(rows, rows["output_tokens"]), engines)
 
     def _began_s(self, now_s: float, span_s: float) -> float:
         """Where the window begins: not before anything was seen, nor where requests are missing for lack of room."""

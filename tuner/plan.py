@@ -90,6 +90,26 @@ class Knobs(BaseModel):
     )
 
 
+class HotPrefix(BaseModel):
+    """A context that the engines named here should hold, so that no single one of them gets all that begin with it.
+
+    It is known by its hash only: the text never leaves the router, which finds it in the requests that pass.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prefix: str = Field(pattern="^[0-9a-f]{16}$", description="Chained hash of the prompt's first `blocks` blocks")
+    blocks: int = Field(ge=1, le=512, description="Blocks of the prompt's bytes; see `tuner.prefix`")
+    engines: tuple[Name, ...] = Field(min_length=1, description="Engines that should hold it")
+
+    @property
+    def block_hash(self) -> int:
+        return int(self.prefix, 16)
+
+
+MOST_REPLICAS = 16
+
+
 class Plan(BaseModel):
     """Which pattern, knobs and roles are in force. Engines without an entry in `roles` are `mixed`."""
 
@@ -102,6 +122,9 @@ class Plan(BaseModel):
     pattern: Name
     knobs: Knobs = Knobs()
     roles: Mapping[Name, Role] = Field(default_factory=dict)
+    replicas: tuple[HotPrefix, ...] = Field(
+        default=(), max_length=MOST_REPLICAS, description="Contexts to be copied to the engines named with each"
+    )
 
     @model_validator(mode="after")
     def _pattern_and_knobs_agree(self) -> Self:

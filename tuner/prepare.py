@@ -11,6 +11,9 @@ from tuner.task import SearchTask
 from tuner.types import Candidate, Observation, Reason
 
 GUESSES = 4
+MOST_BACKLOG_S = 10.0
+BACKLOG_FADES_S = 30.0
+"""After a shift, how long what piled up before the plan for it is reckoned with."""
 
 
 def prepare(
@@ -28,9 +31,11 @@ def prepare(
         slos=observation.slos,
         plan=observation.plan,
         guesses=nearest_winners(state.winners, vector, GUESSES),
+        backlog_s=_backlog_s(state, observation),
         corrections=state.corrections,
         settings=settings,
         seed=settings.seed + 1000 * state.searches,
+        hot=observation.hot,
     )
     return replace(state, searched_at_s=observation.now_s, searches=state.searches + 1), task
 
@@ -68,6 +73,17 @@ def _regime_s(state: TunerState, observation: Observation) -> float:
     began_s = observation.now_s - observation.workload.span_s
     since_s = began_s if state.regime_since_s is None else state.regime_since_s
     return min(max(0.0, since_s - began_s), observation.workload.span_s - 1e-3)
+
+
+def _backlog_s(state: TunerState, observation: Observation) -> float:
+    """What arrived between a shift and the plan for it has mostly to be served still, whichever plan comes.
+
+    Requests of the same kind at another rate are no strangers to the plan in force, and pile up less.
+    """
+    if not set(state.moved) - {"rate"} or state.regime_since_s is None:
+        return 0.0
+    age_s = observation.now_s - state.regime_since_s
+    return min(age_s, MOST_BACKLOG_S) if age_s < BACKLOG_FADES_S else 0.0
 
 
 def _due(state: TunerState, observation: Observation, settings: TunerSettings) -> bool:

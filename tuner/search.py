@@ -14,6 +14,7 @@ import optuna
 
 from tuner.candidates import candidate_of, plan_of, region, static_baselines
 from tuner.plan import Plan
+from tuner.replication import worth_copying
 from tuner.scoring import Scored, scored
 from tuner.settings import TunerSettings
 from tuner.slo import SloTable
@@ -35,6 +36,12 @@ WARM_UP_SHARE = 0.2
 SHORT = 0.5
 """Length of the first stage's workload to that of the second's."""
 
+DOUBT_Z = 1.5
+MOST_DOUBT = 0.25
+"""How far rates of the second stage's workloads lie from what was seen: a rate known from few requests may be off.
+
+Running short of room costs more than having some to spare, so that a plan with room wins while little is known."""
+
 FEWEST = 2
 STATIC_FINALISTS = 2
 
@@ -44,9 +51,11 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 def search(task: SearchTask, clock: Clock, run: Simulator = simulate) -> SearchResult:
     """The best plans for the task's workload. `clock` is only read for the time budget. `ValueError`: no engines."""
     began_s = clock()
+    replicas = worth_copying(task)  # first, so that what it takes comes off the budget of the rest
     course = Course.of(task, run)
     scores = Exploration(task, course).run(lambda: clock() - began_s)
-    return replace(_final(task, course, scores), trials=len(scores), seconds=clock() - began_s)
+    found = _final(task, course, scores)
+    return replace(found, trials=len(scores), seconds=clock() - began_s, replicas=replicas)
 
 
 def what_if(
@@ -75,8 +84,12 @@ class Course:
     @classmethod
     def of(cls, task: SearchTask, run: Simulator) -> "Course":
         settings = task.settings
-        short = _sample(task.workload, settings, SHORT, task.seed, 1)
-        longer = _sample(task.workload, settings, 1.0, task.seed + 1, settings.replicas)
+        short = [each.rushed(task.backlog_s) for each in _sample(task.workload, settings, SHORT, task.seed, 1)]
+        doubt = min(MOST_DOUBT, DOUBT_Z / math.sqrt(max(1, len(task.workload))))
+        longer = [
+            sample.at_rate(1 + doubt * (number % 3 - 1)).rushed(task.backlog_s)
+            for number, sample in enumerate(_sample(task.workload, settings, 1.0, task.seed + 1, settings.replicas))
+        ]
         return cls(_fleet(task.engines), task.slos, [*short, *longer], run)
 
     def forecast(self, plan: Plan, index: int) -> Forecast:
@@ -198,4 +211,5 @@ def _prediction(
         score=float(scores.mean()),
         gain=float(gains.mean()),
         gain_se=float(gains.std(ddof=1) / np.sqrt(len(gains))),
+        least_gain=float(gains.min()),
     )

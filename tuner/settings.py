@@ -18,6 +18,7 @@ class TunerSettings(BaseModel):
     barred_s: float = Field(default=900.0, ge=0, description="How long a plan that broke its promise is left alone")
     search_every_s: float = Field(default=30.0, ge=0, description="Between searches while nothing moves")
     transient_s: float = Field(default=60.0, ge=0, description="After a shift: search every tick, dwell shortened")
+    transient_dwell_s: float = Field(default=15.0, ge=0, description="Least time between two changes after a shift")
     horizon_s: float = Field(default=90.0, gt=0, description="Traffic that one simulation replays")
     max_simulated_requests: int = Field(default=3000, ge=100, description="Bound on one simulation")
     replicas: int = Field(default=3, ge=2, description="Bootstrapped workloads that finalists are compared on")

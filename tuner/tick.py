@@ -7,14 +7,15 @@ from engines.types import Role
 from tuner import state as states
 from tuner.candidates import assign_roles, candidate_of
 from tuner.decide import decide
-from tuner.plan import Knobs, Plan
+from tuner.hot_prefixes import carried, holders
+from tuner.plan import HotPrefix, Knobs, Plan
 from tuner.prepare import prepare, remember
 from tuner.settings import TunerSettings
 from tuner.state import Promise, TunerState
 from tuner.task import SearchTask
-from tuner.types import CHANGES, Candidate, Decision, Mode, Observation, Reason, SearchResult
+from tuner.types import CHANGES, Candidate, Decision, Mode, Observation, SearchResult
 
-MEASURED_S = 90.0
+MEASURED_S = 45.0
 """How far back clients' experience is looked at: the plan in force should be judged by what it does now."""
 
 
@@ -26,6 +27,7 @@ class PlanDraft:
     knobs: Knobs
     roles: dict[str, Role]
     reason: str
+    replicas: tuple[HotPrefix, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +82,25 @@ class Tuner:
             raise ValueError(f"the decision '{decision.reason}' changes nothing")
         chosen = decision.chosen
         roles = assign_roles(chosen, observation.usable, observation.plan.roles)
-        return PlanDraft(chosen.pattern, chosen.knobs, roles, f"{decision.reason}: {decision.sentence}")
+        replicas = carried(decision.replicas, observation.plan, observation.hot, holders(observation.usable, roles))
+        return PlanDraft(chosen.pattern, chosen.knobs, roles, f"{decision.reason}: {decision.sentence}", replicas)
 
     def published(self, version: int, decision: Decision, observation: Observation, now_s: float) -> None:
         """The plan of a decision is in force now: hold it to its promise."""
-        before = candidate_of(observation.plan, observation.usable)
-        promise = None if decision.promise is None else _promise(decision, before, now_s)
+        promise = _promise(decision, self._proven(observation, now_s), now_s)
         self._state = replace(self._state, changed_at_s=now_s, promise=promise)
 
+    def _proven(self, observation: Observation, now_s: float) -> Candidate | None:
+        """The plan that is replaced, if it has served the present traffic for long enough to go back to."""
+        state = self._state
+        if state.regime_since_s is None:
+            return None
+        since_s = max(state.regime_since_s, observation.plan.issued_at_s)
+        known = now_s - since_s >= self.settings.probation_s
+        return candidate_of(observation.plan, observation.usable) if known else None
 
-def _promise(decision: Decision, before: Candidate, now_s: float) -> Promise | None:
+
+def _promise(decision: Decision, previous: Candidate | None, now_s: float) -> Promise | None:
     expected = decision.promise
     if expected is None or decision.reason not in CHANGES or expected.offered_rps <= 0:
         return None
@@ -98,5 +109,5 @@ def _promise(decision: Decision, before: Candidate, now_s: float) -> Promise | N
         good_share=expected.goodput_rps / expected.offered_rps,
         offered_rps=expected.offered_rps,
         made_at_s=now_s,
-        previous=before if decision.reason in (Reason.BETTER_PLAN, Reason.GUARD_STATIC) else None,
+        previous=previous,
     )

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engines.emulated.profile import Profile
-from tuner.plan import Knobs, Plan
+from tuner.plan import HotPrefix, Knobs, Plan
 from tuner.slo import SloTable
 from tuner.twin.types import Cause, Forecast
 from tuner.workload import Workload
@@ -49,6 +49,21 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
+class HotContext:
+    """The beginning of many prompts: so much of the traffic that the one engine that holds it may be too few."""
+
+    prefix: str
+    """Chained hash of its last block, in hexadecimal, as plans name it."""
+    blocks: int
+    requests: int
+    """Of those looked at, how many begin with it."""
+    share: float
+    """The same as a share of all."""
+    tokens: int
+    """Estimated length."""
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """Everything one tick knows."""
 
@@ -62,6 +77,8 @@ class Observation:
     """Demand of the last minutes by arrival, oldest first; its end is `now_s`."""
     measured: Measured | None
     """Of requests that arrived under the plan in force; `None` while there are too few."""
+    hot: Sequence[HotContext] = ()
+    """What most prompts begin with, the most work first."""
 
     @property
     def usable(self) -> Sequence[EngineState]:
@@ -98,6 +115,8 @@ class Prediction:
     """Score above that of the plan in force on the same workloads."""
     gain_se: float = 0.0
     """Standard error of `gain` over the workloads."""
+    least_gain: float = 0.0
+    """`gain` on the workload that suits the candidate least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +128,8 @@ class SearchResult:
     best_static: Prediction
     trials: int
     seconds: float
+    replicas: tuple[HotPrefix, ...] = ()
+    """Hot contexts that would pay to be copied, under the plan in force; empty: none, or the plan has them already."""
 
 
 class Reason(enum.StrEnum):
@@ -131,6 +152,8 @@ class Reason(enum.StrEnum):
     SLO_CHANGED = "slo_changed"
     GUARD_STATIC = "guard_static"
     """Fell back to the best static baseline."""
+    HOT_PREFIX = "hot_prefix"
+    """The plan stays, but contexts that much of the traffic begins with are copied to more engines."""
     ROLLED_BACK = "rolled_back"
     """Probation: measured goodput fell short of the promise at comparable load."""
     PROBATION = "probation"
@@ -149,6 +172,7 @@ CHANGES = frozenset(
         Reason.FLEET_CHANGED,
         Reason.SLO_CHANGED,
         Reason.GUARD_STATIC,
+        Reason.HOT_PREFIX,
         Reason.ROLLED_BACK,
     }
 )
@@ -171,3 +195,5 @@ class Decision:
     measured: Measured | None = None
     drifted: Sequence[str] = ()
     """Names of the features that moved."""
+    replicas: tuple[HotPrefix, ...] = ()
+    """Contexts to be copied under the chosen or proposed plan, beside those that it keeps from the plan in force."""

@@ -68,6 +68,16 @@ class Workload:
         """What arrived before `at_s`."""
         return self.take(self.arrived_s < at_s, min(at_s, self.span_s))
 
+    def at_rate(self, factor: float) -> Self:
+        """The same requests, arriving `factor` times as fast."""
+        return replace(self, arrived_s=self.arrived_s / factor, span_s=self.span_s / factor)
+
+    def rushed(self, seconds: float) -> Self:
+        """The same requests, those of the first `seconds` all at the very beginning: what has piled up already."""
+        if seconds <= 0:
+            return self
+        return replace(self, arrived_s=np.maximum(self.arrived_s - seconds, 0.0), span_s=self.span_s - seconds)
+
     def bootstrap(self, rng: np.random.Generator, span_s: float) -> Self:
         """A like workload of `span_s` seconds: time blocks drawn with replacement, whole, so that bursts stay bursts.
 

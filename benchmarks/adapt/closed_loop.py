@@ -3,6 +3,7 @@
 Thinking is not free: a plan takes effect as late as the CPU time says that it took to find it.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
@@ -11,9 +12,11 @@ from benchmarks.adapt.outcome import TICK_S, Change, Outcome
 from benchmarks.adapt.statics import describe
 from benchmarks.adapt.world import good_rows
 from engines.emulated.profile import Profile
+from engines.errors import EngineError
 from engines.records import ArrivalBatch
 from engines.types import EngineInfo
 from tuner.candidates import candidate_of
+from tuner.hot_prefixes import LOOKED_BACK_S
 from tuner.latency import LatencyModels
 from tuner.latency_prior import shipped_priors
 from tuner.observe import Window
@@ -22,7 +25,8 @@ from tuner.search import search
 from tuner.settings import TunerSettings
 from tuner.slo import SloTable
 from tuner.tick import Tuner
-from tuner.twin.prompts import prefix_hashes
+from tuner.twin.limits import BLOCK_TOKENS
+from tuner.twin.prompts import prefix_hash, prefix_hashes
 from tuner.twin.records import SimulatedRecord
 from tuner.twin.reference import ReferenceFleet
 from tuner.twin.reference_call import Call
@@ -133,6 +137,7 @@ class ClosedLoop:
             plan=self.plan,
             workload=self._window.workload(unix_s, self._settings.window_s),
             measured=self._window.measured(unix_s, self._slos, self.plan.version, since_s),
+            hot=self._window.hot_contexts(unix_s, LOOKED_BACK_S, len(self._fleet)),
         )
 
     def _act(self, decision: Decision, observation: Observation, at_s: float) -> None:
@@ -146,11 +151,24 @@ class ClosedLoop:
             pattern=draft.pattern,
             knobs=draft.knobs,
             roles=draft.roles,
+            replicas=draft.replicas,
         )
         self.world.set_plan(self.plan)
+        self._copy()
         self._tuner.published(self.plan.version, decision, observation, EPOCH_S + at_s)
         candidate = candidate_of(self.plan, observation.engines)
         self.changes.append(Change(at_s, decision.reason.value, describe(candidate), decision.sentence))
+
+    def _copy(self) -> None:
+        """What routers would do about hot contexts, though at once."""
+        for hot in self.plan.replicas:
+            known = (each for each in reversed(self._records) if len(each.blocks) >= hot.blocks)
+            alike = next((each for each in known if prefix_hash(each.blocks[hot.blocks - 1]) == hot.block_hash), None)
+            if alike is None or not alike.root_tokens:
+                continue
+            for engine_id in hot.engines:
+                with contextlib.suppress(EngineError):  # no room now: it does without
+                    self.world.preload(engine_id, alike.root, min(alike.root_tokens, hot.blocks * BLOCK_TOKENS))
 
 
 def engine_info(engine_id: str, profile: Profile) -> EngineInfo:

@@ -98,7 +98,8 @@ def lengths(distribution: Lengths, count: int, rng: np.random.Generator) -> Ints
     else:
         drawn = distribution.median * np.exp(distribution.sigma * rng.standard_normal(count))
         drawn = np.clip(drawn, distribution.low, distribution.high)
-    return np.maximum(1, np.rint(drawn)).astype(np.int64)
+    rounded: Ints = np.maximum(1, np.rint(drawn)).astype(np.int64)
+    return rounded
 
 
 def _on_off(process: OnOff, rate_rps: float, span_s: float, rng: np.random.Generator) -> Floats:

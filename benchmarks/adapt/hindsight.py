@@ -1,8 +1,8 @@
 """The best fixed plans of a workload, found by exhaustive search in hindsight and measured in the world.
 
 The grid has two levels: every pattern with every policy, ratio and split of roles; then, for the best few of those,
-every setting of the other knobs. The twin screens it on the beginning of each phase, and compares the best on all of
-them; what counts is what the world then says of the winner.
+every setting of the other knobs. The twin runs all of it on the beginning of each phase, the better part on longer
+beginnings and the best on everything; what counts is what the world then says of the winner.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,12 @@ from tuner.workload import Workload, concatenate
 BEST_STATIC = "best_static"
 THRESHOLD = "threshold"
 ORACLE = "oracle"
-SCREENED_S = 120.0
-"""Of each phase: enough for queues to show."""
+FIRST_S, SECOND_S = 40.0, 120.0
+"""Of each phase, in the first and second round: enough for queues to show."""
+KEPT = 0.25
+"""Share of the plans that come into the second round."""
+KEPT_OF_PATTERN = 4
+"""Of each pattern at least so many."""
 REFINED = 2
 """Plans of the first level whose other knobs are searched."""
 FINALISTS = 6
@@ -48,11 +52,21 @@ class Grid:
 
 def screen(phases: Sequence[Workload], fleet: Fleet, slos: SloTable) -> Grid:
     """Every plan of the grid in the twin, on the beginnings of the phases."""
-    workload = concatenate([phase.until(SCREENED_S) for phase in phases])
-    plain = score(patterns(fleet), workload, fleet, slos, simulate)
+    plain = _two_rounds(list(patterns(fleet)), phases, fleet, slos)
     finer = [each for best in plain[:REFINED] for each in refinements(best.candidate, fleet)]
-    refined = score(dict.fromkeys(finer), workload, fleet, slos, simulate)
+    refined = _two_rounds(list(dict.fromkeys(finer)), phases, fleet, slos)
     return Grid(plain, sorted([*plain, *refined], key=lambda each: -each.attainment))
+
+
+def _two_rounds(
+    candidates: Sequence[Candidate], phases: Sequence[Workload], fleet: Fleet, slos: SloTable
+) -> list[Scored]:
+    first, second = (concatenate([phase.until(span_s) for phase in phases]) for span_s in (FIRST_S, SECOND_S))
+    ranked = [each.candidate for each in score(candidates, first, fleet, slos, simulate)]
+    kept = ranked[: max(1, int(KEPT * len(ranked)))]
+    for pattern in PATTERNS:
+        kept += [each for each in ranked if each.pattern == pattern][:KEPT_OF_PATTERN]
+    return score(dict.fromkeys(kept), second, fleet, slos, simulate)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

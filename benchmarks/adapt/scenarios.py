@@ -31,13 +31,13 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is read from the files: unknown keys are refused."""
 
 
-class Fixed(Data, tag="fixed", tag_field="kind"):
+class Fixed(Data, frozen=True, tag="fixed", tag_field="kind"):
     """Always the same number."""
 
     tokens: Count
 
 
-class LogNormal(Data, tag="lognormal", tag_field="kind"):
+class LogNormal(Data, frozen=True, tag="lognormal", tag_field="kind"):
     """Around a median, with a long tail; draws beyond `low` and `high` become those."""
 
     median: Positive
@@ -46,7 +46,7 @@ class LogNormal(Data, tag="lognormal", tag_field="kind"):
     high: Count = 1_000_000
 
 
-class Empirical(Data, tag="empirical", tag_field="kind"):
+class Empirical(Data, frozen=True, tag="empirical", tag_field="kind"):
     """Values at evenly spread quantiles from 0 to 1; straight lines between them."""
 
     quantiles: Annotated[Sequence[Count], msgspec.Meta(min_length=2)]
@@ -55,17 +55,17 @@ class Empirical(Data, tag="empirical", tag_field="kind"):
 Lengths = Fixed | LogNormal | Empirical
 
 
-class Poisson(Data, tag="poisson", tag_field="process"):
+class Poisson(Data, frozen=True, tag="poisson", tag_field="process"):
     """Arrivals that know nothing of each other."""
 
 
-class Gamma(Data, tag="gamma", tag_field="process"):
+class Gamma(Data, frozen=True, tag="gamma", tag_field="process"):
     """Gaps with a coefficient of variation: above 1 arrivals come in clumps."""
 
     cv: Positive
 
 
-class OnOff(Data, tag="on_off", tag_field="process"):
+class OnOff(Data, frozen=True, tag="on_off", tag_field="process"):
     """Poisson whose rate jumps: bursts of `on_s`, between them pauses with the `quiet` share of the bursts' rate."""
 
     on_s: Positive
@@ -76,7 +76,7 @@ class OnOff(Data, tag="on_off", tag_field="process"):
 Arrivals = Poisson | Gamma | OnOff
 
 
-class Sessions(Data):
+class Sessions(Data, frozen=True):
     """Conversations: a geometric number of turns, each with the whole history before it."""
 
     turns: Annotated[float, msgspec.Meta(ge=1)]
@@ -85,7 +85,7 @@ class Sessions(Data):
     """Mean of an exponential, from the end of an answer to the next question."""
 
 
-class Roots(Data):
+class Roots(Data, frozen=True):
     """Beginnings that sessions share, such as system prompts or documents; low numbers are the popular ones."""
 
     count: Count
@@ -94,7 +94,7 @@ class Roots(Data):
     """Exponent of the popularity by rank; 0: all alike."""
 
 
-class Requests(Data):
+class Requests(Data, frozen=True):
     """One kind of request within a mix."""
 
     slo_class: str
@@ -107,7 +107,7 @@ class Requests(Data):
     roots: Roots | None = None
 
 
-class Traffic(Data):
+class Traffic(Data, frozen=True):
     """A kind of traffic, without its rate."""
 
     title: str
@@ -115,7 +115,7 @@ class Traffic(Data):
     arrivals: Arrivals = Poisson()
 
 
-class Phase(Data):
+class Phase(Data, frozen=True):
     """Some traffic for some time."""
 
     traffic: str
@@ -124,7 +124,7 @@ class Phase(Data):
     rate_rps: Positive
 
 
-class Engines(Data):
+class Engines(Data, frozen=True):
     """Engines of one kind."""
 
     profile: str
@@ -141,7 +141,7 @@ class Engines(Data):
             raise ScenarioError(f"overrides of {self.profile}: {error}") from error
 
 
-class Bounds(Data):
+class Bounds(Data, frozen=True):
     """The SLO of one class."""
 
     ttft_ms: Positive
@@ -150,7 +150,7 @@ class Bounds(Data):
     weight: Positive = 1.0
 
 
-class Described(Data):
+class Described(Data, frozen=True):
     """A scenario's file as it is."""
 
     title: str

@@ -41,7 +41,7 @@ def patterns(fleet: Fleet) -> Iterator[Candidate]:
 def refinements(candidate: Candidate, fleet: Fleet) -> Iterator[Candidate]:
     """The same pattern, ratio and number of prefill engines with every setting of the other knobs."""
     start = explicit_knobs(states(fleet))
-    chunks = sorted({*CHUNKS, start.chunked_prefill_tokens})
+    chunks = list(dict.fromkeys([start.chunked_prefill_tokens, *CHUNKS]))
     common = list(product((Policy.LEAST_LOAD, Policy.PREFIX_AFFINITY), chunks, INTERVALS, ADMISSIONS))
     for policy, chunk, interval, admission in common:
         knobs = candidate.knobs.model_copy(

@@ -59,16 +59,19 @@ class Kept:
         self.known_from_s: float | None = None
         """Unix time before which there may have been more than is kept; `None` if everything is here."""
 
-    def add(self, news: Iterable[tuple[str, Row]], may_lack_older: bool = False) -> None:
+    def add(self, news: Iterable[tuple[str, Row]]) -> None:
         fresh = {name: row for name, row in news if name not in self._ids}
         self._ids.update(dict.fromkeys(fresh))
         self.rows = np.concatenate([self.rows, np.array(list(fresh.values()), ROW)])
         if len(self.rows) > self._limit:
-            may_lack_older = True
             self.rows = self.rows[-self._limit :]
+            self.lacks_older()
+        if len(self._ids) > 2 * self._limit:
             self._ids = dict.fromkeys(list(self._ids)[-self._limit :])
-        if may_lack_older and len(self.rows):
-            self.known_from_s = float(self.rows["at_s"].min())
+
+    def lacks_older(self) -> None:
+        """Note that there was more before the oldest row."""
+        self.known_from_s = float(self.rows["at_s"].min()) if len(self.rows) else None
 
 
 class Figures:
@@ -96,14 +99,22 @@ class Figures:
             if self._read_at_s is not None and self._clock() - self._read_at_s < FRESH_S:
                 return
             async for batches in self._batches.news():
-                await asyncio.to_thread(self.arrived.add, self._arrivals(batches), len(batches) >= FIRST)
+                await asyncio.to_thread(self.arrived.add, self._arrivals(batches))
             async for requests in self._requests.news():
-                await asyncio.to_thread(self.finished.add, self._endings(requests), len(requests) >= FIRST)
+                await asyncio.to_thread(self.finished.add, self._endings(requests))
+            if self._read_at_s is None:
+                self._note_what_was_missed()
             self._read_at_s = self._clock()
 
     def marks(self, slo_class: str, slos: SloTable) -> NDArray[np.bool_]:
         """By code: whether rows that have it count as this class. What is no class any more counts as `default`."""
         return np.array([slos.resolve(name) == slo_class for name in list(self._codes)], dtype=np.bool_)
+
+    def _note_what_was_missed(self) -> None:
+        """A first reading goes back only so far."""
+        for reader, kept in ((self._batches, self.arrived), (self._requests, self.finished)):
+            if reader.read + reader.malformed >= FIRST:
+                kept.lacks_older()
 
     def _arrivals(self, batches: Sequence[Arrived]) -> Iterable[tuple[str, Row]]:
         for batch in batches:

@@ -198,7 +198,9 @@ def _predicted(label: str, plan: Plan, forecast: Forecast) -> PredictedPlan:
 
 
 def _change_of(plan: Plan) -> PlanChange:
-    return PlanChange(pattern=plan.pattern, knobs=plan.knobs, roles=plan.roles, reason=plan.reason)
+    return PlanChange(
+        pattern=plan.pattern, knobs=plan.knobs, roles=plan.roles, reason=plan.reason, replicas=plan.replicas
+    )
 
 
 def _traffic(observation: Observation) -> Traffic:

@@ -5,7 +5,7 @@ Requests are judged by the SLOs in force now. They count at the time they ended,
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Self
 
@@ -162,16 +162,25 @@ class Judged:
         )
 
 
-def judged(figures: Figures, slos: SloTable, names: Collection[str]) -> Judged:
-    """Requests of the classes `names`."""
-    arrived_s = [_of_class(figures, slos, name, figures.arrived.rows)["at_s"] for name in names]
-    ended = [_of_class(figures, slos, name, figures.finished.rows) for name in names]
-    good = [_good(rows, slos.classes[name]) for rows, name in zip(ended, names, strict=True)]
-    return Judged(np.concatenate(arrived_s), np.concatenate(ended), np.concatenate(good))
+def judged(figures: Figures, slos: SloTable) -> Mapping[str, Judged]:
+    """Requests by class."""
+    return {name: _judged(figures, figures.marks(name, slos), slo) for name, slo in sorted(slos.classes.items())}
 
 
-def _of_class(figures: Figures, slos: SloTable, name: str, rows: Rows) -> Rows:
-    return rows[figures.marks(name, slos)[rows["code"]]]
+def _judged(figures: Figures, marks: NDArray[np.bool_], slo: Slo) -> Judged:
+    arrived, ended = figures.arrived.rows, figures.finished.rows
+    mine = ended[marks[ended["code"]]]
+    return Judged(arrived["at_s"][marks[arrived["code"]]], mine, _good(mine, slo))
+
+
+def together(classes: Iterable[Judged]) -> Judged:
+    """Requests of several classes, each under its own SLO."""
+    every = list(classes)
+    return Judged(
+        np.concatenate([each.arrived_s for each in every]),
+        np.concatenate([each.ended for each in every]),
+        np.concatenate([each.good for each in every]),
+    )
 
 
 def _good(rows: Rows, slo: Slo) -> NDArray[np.bool_]:
@@ -235,7 +244,8 @@ class LiveView:
         routers = await self._services.heartbeats.routers()
         now_s = self._now_s()
         window = Window.before(now_s, span_s)
-        every = judged(self._figures, slos, slos.classes)
+        classes = judged(self._figures, slos)
+        every = together(classes.values())
         return Live(
             now_s=now_s,
             begin_s=window.begin_s,
@@ -245,18 +255,17 @@ class LiveView:
             inflight=sum(beat.inflight for beat in routers.values()),
             recent=every.recent(now_s),
             series=every.series(window, self._figures),
-            classes=[self._class(name, slos, window, now_s) for name in sorted(slos.classes)],
+            classes=[
+                LiveClass(
+                    name=name,
+                    slo=slos.classes[name],
+                    recent=own.recent_of_class(now_s),
+                    series=own.series(window, self._figures),
+                )
+                for name, own in classes.items()
+            ],
             plans=await self._marks.since(window.begin_s, plan),
             why_empty=await self._why_empty(every, window, routers),
-        )
-
-    def _class(self, name: str, slos: SloTable, window: Window, now_s: float) -> LiveClass:
-        own = judged(self._figures, slos, [name])
-        return LiveClass(
-            name=name,
-            slo=slos.classes[name],
-            recent=own.recent_of_class(now_s),
-            series=own.series(window, self._figures),
         )
 
     async def _why_empty(self, every: Judged, window: Window, routers: Mapping[str, RouterBeat]) -> str | None:

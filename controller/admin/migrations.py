@@ -8,12 +8,11 @@ import structlog
 from pydantic import BaseModel, ConfigDict, Field
 
 from controller.admin.engine_calls import EngineCalls
+from controller.context_copy import copy_context
 from controller.store.keys import Keys
 from controller.store.protocol import Store, StoreUnavailable
-from engines.client import EngineClient, Prompt
-from engines.errors import EngineError
+from engines.client import Prompt
 
-RESERVATION_S = 60.0
 KEPT = 100
 MAX_PROMPT_TOKENS = 2_000_000
 
@@ -53,16 +52,6 @@ class SameEngine(Exception):
         super().__init__(f"source and target are both {engine_id!r}: name two engines")
 
 
-class Moved(msgspec.Struct, frozen=True):
-    """What one copy did."""
-
-    already_there_tokens: int
-    moved_tokens: int
-    bytes: int = 0
-    prefill_s: float = 0.0
-    transfer_s: float = 0.0
-
-
 class MigrationService:
     """Runs migrations one call at a time and remembers the last `KEPT`."""
 
@@ -85,7 +74,7 @@ class MigrationService:
             raise SameEngine(asked.source)
         at_s, started_s, migration_id = self._now_s(), time.monotonic(), f"migration-{self._new_id()}"
         async with self._calls.client(asked.source) as sender, self._calls.client(asked.target) as receiver:
-            moved = await copy_context(migration_id, sender, receiver, asked.prompt)
+            moved = await copy_context(migration_id, sender, receiver, Prompt.of(asked.prompt), len(asked.prompt) - 1)
         migration = Migration(
             migration_id=migration_id,
             source=asked.source,
@@ -108,25 +97,3 @@ class MigrationService:
             await self._store.append(self._keys.migrations, [migration.model_dump_json().encode()], KEPT)
         except StoreUnavailable as error:
             log.warning("migration not remembered", migration_id=migration.migration_id, error=str(error))
-
-
-async def copy_context(request_id: str, sender: EngineClient, receiver: EngineClient, ids: list[int]) -> Moved:
-    """`prep_recv` and `remote_send` of all tokens but the last; the receiver's pin is lifted in any case."""
-    prompt, end = Prompt.of(ids), len(ids) - 1
-    try:
-        room = await receiver.prep_recv(request_id, prompt, end, RESERVATION_S)
-        begin = room.prefix_matched_length
-        if begin >= end:
-            return Moved(begin, 0)
-        sent = await sender.remote_send(request_id, prompt, room.kv_addr_info, begin, end)
-        return Moved(begin, end - begin, sent.bytes, sent.prefill_s, sent.transfer_s)
-    finally:
-        await _unpin(request_id, receiver)
-
-
-async def _unpin(request_id: str, receiver: EngineClient) -> None:
-    """Nothing will consume the reservation, so without this its tokens could not be evicted until it expires."""
-    try:
-        await receiver.abort(request_id)
-    except EngineError as error:
-        log.warning("reservation left to expire", request_id=request_id, error=str(error))

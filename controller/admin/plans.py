@@ -10,7 +10,18 @@ from controller.admin.patterns import KnownPatterns
 from controller.store.keys import Keys
 from controller.store.protocol import Lease, Store, StoreUnavailable, VersionConflict
 from engines.types import Role
-from tuner.plan import BOOTSTRAP_PLAN, BadDocument, IssuedBy, Knobs, Name, Plan, explain, parse
+from tuner.plan import (
+    BOOTSTRAP_PLAN,
+    MOST_REPLICAS,
+    BadDocument,
+    HotPrefix,
+    IssuedBy,
+    Knobs,
+    Name,
+    Plan,
+    explain,
+    parse,
+)
 
 HISTORY_LEN = 100
 REASON_CHARS = 2000
@@ -27,6 +38,9 @@ class PlanChange(BaseModel):
     knobs: Knobs = Knobs()
     roles: Mapping[Name, Role] = Field(default_factory=dict, description="Engine id → role; others are `mixed`")
     reason: str = Field(default="set by the operator", min_length=1, max_length=REASON_CHARS)
+    replicas: tuple[HotPrefix, ...] = Field(
+        default=(), max_length=MOST_REPLICAS, description="Contexts to be copied to the engines named with each"
+    )
 
 
 class UnknownPattern(Exception):
@@ -68,7 +82,7 @@ class PlanService:
             return
         last = self._documents.last or BOOTSTRAP_PLAN
         reason = f"the store had lost version {last.version}: {last.reason}" if last.version else last.reason
-        change = PlanChange(pattern=last.pattern, knobs=last.knobs, roles=last.roles, reason=reason[:REASON_CHARS])
+        change = _again(last, reason)
         try:
             await self.issue(change, expected_version=0, issued_by=last.issued_by)
         except VersionConflict as conflict:
@@ -114,8 +128,7 @@ class PlanService:
         if version not in kept:
             raise UnknownVersion(version, kept)
         old = kept[version]
-        reason = f"rolled back to version {version}: {old.reason}"[:REASON_CHARS]
-        return PlanChange(pattern=old.pattern, knobs=old.knobs, roles=old.roles, reason=reason)
+        return _again(old, f"rolled back to version {version}: {old.reason}")
 
     async def history(self, count: int = HISTORY_LEN) -> Sequence[Plan]:
         """The last plans, newest first."""
@@ -138,6 +151,17 @@ class PlanService:
         except StoreUnavailable as error:
             # The plan is in force by now, so failing the call would be a lie: only the history has a gap.
             log.warning("plan missing from history", version=plan.version, error=str(error))
+
+
+def _again(plan: Plan, reason: str) -> PlanChange:
+    """The content of a plan, to be issued once more."""
+    return PlanChange(
+        pattern=plan.pattern,
+        knobs=plan.knobs,
+        roles=plan.roles,
+        reason=reason[:REASON_CHARS],
+        replicas=plan.replicas,
+    )
 
 
 def _readable(raw: bytes) -> Plan | None:

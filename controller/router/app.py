@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import secrets
 import signal
 import socket
 import ssl
@@ -29,6 +30,7 @@ from controller.router.http import HttpServer
 from controller.router.openai import ApiError
 from controller.router.patterns import load_patterns
 from controller.router.records import Recorder
+from controller.router.replicate import Replicator
 from controller.router.service import Service
 from controller.router.tokens import open_token_source
 from controller.router.waiting import Lack, RoomQueue
@@ -37,6 +39,7 @@ from controller.settings import RouterSettings
 from controller.store import Keys, Store, StoreUnavailable, open_store
 from engines.client import EngineClient, VerbTimeouts
 from engines.metrics import expose
+from tuner.plan import Plan
 from tuner.prefix import PrefixIndex
 
 log = structlog.get_logger()
@@ -121,8 +124,10 @@ async def router(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
         tasks = await stack.enter_async_context(_Background(grace_s=0))
         errands = await stack.enter_async_context(_Background(ERRAND_S))
         desk = _desk(settings, loop)
-        board = Board(load_patterns(), metrics, desk.fleet.apply)
-        service = Service(settings, desk, board, recorder, metrics, partial(expose, exposed), errands.start, time.time)
+        replicator = Replicator(desk, metrics, errands.start, secrets.token_hex(4))
+        board = Board(load_patterns(), metrics, partial(_apply, desk.fleet, replicator))
+        exposition = partial(expose, exposed)
+        service = Service(settings, desk, board, recorder, replicator, metrics, exposition, errands.start, time.time)
         http = HttpServer(service, _refusal, settings.limits, loop, time.monotonic, time.time, service.gate)
         exposed.register(_in_force(settings, board, desk))
         _follow_gauges(metrics, service, desk, http, recorder)
@@ -202,6 +207,12 @@ def _desk(settings: RouterSettings, loop: asyncio.AbstractEventLoop) -> Desk:
         poll_s=settings.load_poll_s,
     )
     return Desk(fleet, prefixes, room, open_token_source(settings.tokenizer), settings.limits, loop, time.monotonic)
+
+
+def _apply(fleet: Fleet, replicator: Replicator, plan: Plan) -> None:
+    """What a plan changes beside how requests are placed."""
+    fleet.apply(plan)
+    replicator.apply(plan)
 
 
 def _registries() -> tuple[CollectorRegistry, CollectorRegistry]:

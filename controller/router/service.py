@@ -17,6 +17,7 @@ from controller.router.openai import APIS, ApiError, parse
 from controller.router.patterns import data_parallel
 from controller.router.records import Recorder
 from controller.router.relay import Delivery, PlainRelay, Refused, StreamRelay
+from controller.router.replicate import Replicator
 from controller.router.tokens import NO_TOKENS
 from controller.settings import RouterSettings
 from engines.client import Trace
@@ -45,6 +46,7 @@ class Service:
         desk: Desk,
         board: Board,
         recorder: Recorder,
+        replicator: Replicator,
         metrics: RouterMetrics,
         exposition: Exposition,
         background: Callable[[Coroutine[None, None, None]], object],
@@ -59,6 +61,7 @@ class Service:
         self._desk = desk
         self._board = board
         self._recorder = recorder
+        self._replicator = replicator
         self._metrics = metrics
         self._exposition = exposition
         self._background = background
@@ -311,6 +314,8 @@ class Service:
         call.release()
         for engine_id in call.touched:
             self._background(self._abort(engine_id, call))
+        if self._replicator.wanted and delivery.outcome is Outcome.OK:
+            self._replicator.passed(call)
         record = self._record(call, request, delivery)
         self._metrics.finished(record, call.slo, call.trace.traceparent if call.trace is not None else None)
         self._recorder.put(record)

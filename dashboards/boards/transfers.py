@@ -121,6 +121,16 @@ def _worth() -> Sequence[Panel]:
             Query(f"max by (model) (trimtab_plan_min_remote_tokens{{{MODEL}}})", "{{model}}"),
             steps=True,
         ),
+        lines(
+            Text(
+                "Copies of hot contexts",
+                "What much of the traffic begins with, sent to more engines because the plan says so.",
+                "Nothing was copied",
+                "a plan names hot contexts",
+            ),
+            "ops",
+            Query(f"sum by (outcome) (rate(trimtab_replications_total{{{MODEL}}}{RATE}))", "{{outcome}}"),
+        ),
     )
 
 

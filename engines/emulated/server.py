@@ -13,7 +13,7 @@ from engines.emulated.engine import Engine
 from engines.emulated.generation_response import PlainResponse, StreamResponse
 from engines.emulated.openai import Api, Ask, ChatBody, CompletionBody, encode_messages, read_ask
 from engines.emulated.streams import PlainAnswer, StreamAnswer
-from engines.errors import BadRequest, Draining, EngineError
+from engines.errors import BadRequest, Draining
 from engines.metrics import expose
 from engines.protocol import (
     Abort,
@@ -29,9 +29,8 @@ from engines.protocol import (
 )
 from engines.types import EngineInfo, EngineLoad
 from engines.verb_http import (
-    Handler,
     JsonResponse,
-    answering_errors,
+    add_route,
     decode,
     openai_error,
     read_body,
@@ -40,7 +39,6 @@ from engines.verb_http import (
 )
 
 LONG_BODY_BYTES = 16 * 1024
-SCHEMA_REF = "#/components/schemas/{name}"
 NewId = Callable[[], str]
 
 
@@ -65,15 +63,15 @@ class Verbs:
 
     def mount(self, app: FastAPI) -> None:
         verb = "/microserving/"
-        _route(app, "POST", verb + "prep_recv", self.prep_recv, verb_error, PrepRecv, PrepRecvAnswer)
-        _route(app, "POST", verb + "remote_send", self.remote_send, verb_error, RemoteSend, RemoteSendAnswer)
-        _route(app, "POST", verb + "start_generate", self.start_generate, openai_error, StartGenerate, None)
-        _route(app, "POST", verb + "abort", self.abort, verb_error, Abort, None)
-        _route(app, "GET", verb + "info", self.info, verb_error, None, EngineInfo)
-        _route(app, "GET", verb + "load", self.load, verb_error, None, EngineLoad)
-        _route(app, "POST", verb + "config", self.config, verb_error, Config, Config)
-        _route(app, "POST", verb + "drain", self.drain, verb_error, Drain, None)
-        _route(app, "POST", "/tokenize", self.tokenize, verb_error, Tokenize, Tokens)
+        add_route(app, "POST", verb + "prep_recv", self.prep_recv, verb_error, PrepRecv, PrepRecvAnswer)
+        add_route(app, "POST", verb + "remote_send", self.remote_send, verb_error, RemoteSend, RemoteSendAnswer)
+        add_route(app, "POST", verb + "start_generate", self.start_generate, openai_error, StartGenerate, None)
+        add_route(app, "POST", verb + "abort", self.abort, verb_error, Abort, None)
+        add_route(app, "GET", verb + "info", self.info, verb_error, None, EngineInfo)
+        add_route(app, "GET", verb + "load", self.load, verb_error, None, EngineLoad)
+        add_route(app, "POST", verb + "config", self.config, verb_error, Config, Config)
+        add_route(app, "POST", verb + "drain", self.drain, verb_error, Drain, None)
+        add_route(app, "POST", "/tokenize", self.tokenize, verb_error, Tokenize, Tokens)
 
     async def prep_recv(self, request: Request) -> Response:
         return JsonResponse(self._engine.prep_recv(await self._body(request, PrepRecv)))
@@ -133,9 +131,9 @@ class OpenAi:
         self._new_id = new_id
 
     def mount(self, app: FastAPI) -> None:
-        _route(app, "POST", "/v1/completions", self.completions, openai_error, CompletionBody, None)
-        _route(app, "POST", "/v1/chat/completions", self.chat, openai_error, ChatBody, None)
-        _route(app, "GET", "/v1/models", self.models, openai_error, None, None)
+        add_route(app, "POST", "/v1/completions", self.completions, openai_error, CompletionBody, None)
+        add_route(app, "POST", "/v1/chat/completions", self.chat, openai_error, ChatBody, None)
+        add_route(app, "GET", "/v1/models", self.models, openai_error, None, None)
 
     async def completions(self, request: Request) -> Response:
         return await self._generate(request, "completions")
@@ -161,9 +159,9 @@ class Status:
         self._registry = registry
 
     def mount(self, app: FastAPI) -> None:
-        _route(app, "GET", "/health", self.health, verb_error, None, None)
-        _route(app, "GET", "/ready", self.ready, verb_error, None, None)
-        _route(app, "GET", "/metrics", self.metrics, verb_error, None, None)
+        add_route(app, "GET", "/health", self.health, verb_error, None, None)
+        add_route(app, "GET", "/ready", self.ready, verb_error, None, None)
+        add_route(app, "GET", "/metrics", self.metrics, verb_error, None, None)
 
     async def health(self, _: Request) -> Response:
         """The process lives; that it drains does not change this."""
@@ -203,46 +201,3 @@ def _optional(given: Any, kind: Any, name: str) -> Any:
         return msgspec.convert(given, kind | None)
     except msgspec.ValidationError as error:
         raise BadRequest(f"{name}: {error}") from error
-
-
-def _route(
-    app: FastAPI,
-    method: str,
-    path: str,
-    handler: Handler,
-    shape: Callable[[EngineError], Response],
-    body: type[Any] | None,
-    answer: type[Any] | None,
-) -> None:
-    """Bodies are decoded by msgspec, so FastAPI only learns their schemas for its OpenAPI document."""
-    extra: dict[str, Any] = {}
-    if body is not None:
-        extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": _schema(body)}}}
-    responses: dict[int | str, dict[str, Any]] = {}
-    if answer is not None:
-        responses[200] = {"content": {"application/json": {"schema": _schema(answer)}}}
-    app.add_api_route(
-        path,
-        answering_errors(handler, shape),
-        methods=[method],
-        response_model=None,
-        openapi_extra=extra or None,
-        responses=responses or None,
-    )
-
-
-def _schema(kind: type[Any]) -> dict[str, Any]:
-    """A self-contained JSON schema: what it refers to is inlined, as none of ours refers to itself."""
-    (schema,), components = msgspec.json.schema_components([kind], ref_template=SCHEMA_REF)
-    inlined: dict[str, Any] = _inlined(schema, components)
-    return inlined
-
-
-def _inlined(node: Any, components: dict[str, Any]) -> Any:
-    if isinstance(node, list):
-        return [_inlined(item, components) for item in node]
-    if not isinstance(node, dict):
-        return node
-    if isinstance(ref := node.get("$ref"), str):
-        return _inlined(components[ref.rpartition("/")[2]], components)
-    return {key: _inlined(value, components) for key, value in node.items()}

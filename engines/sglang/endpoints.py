@@ -1,6 +1,6 @@
 """HTTP routes of the microserving verbs on SGLang's own server. No SGLang in here."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
 import orjson
@@ -11,16 +11,26 @@ from pydantic import ValidationError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engines.errors import BadRequest, Draining, EngineError
-from engines.protocol import TIMINGS_HEADER, Abort, Config, Drain, PrepRecv, RemoteSend, StartGenerate
+from engines.protocol import (
+    TIMINGS_HEADER,
+    Abort,
+    Config,
+    Drain,
+    PrepRecv,
+    PrepRecvAnswer,
+    RemoteSend,
+    RemoteSendAnswer,
+    StartGenerate,
+)
 from engines.sglang.engine import Engine
 from engines.sglang.generate import Generation, check_resume, refused
 from engines.sglang.peers import KV_PEER
 from engines.sglang.wire import Peer
+from engines.types import EngineInfo, EngineLoad
 from engines.verb_http import (
     ClientLeft,
-    Handler,
     JsonResponse,
-    answering_errors,
+    add_route,
     decode,
     openai_error,
     read_body,
@@ -48,15 +58,15 @@ class Verbs:
 
     def router(self) -> APIRouter:
         router = APIRouter()
-        _route(router, "POST", "prep_recv", self.prep_recv, verb_error)
-        _route(router, "POST", "remote_send", self.remote_send, verb_error)
-        _route(router, "POST", "start_generate", self.start_generate, openai_error)
-        _route(router, "POST", "abort", self.abort, verb_error)
-        _route(router, "GET", "info", self.info, verb_error)
-        _route(router, "GET", "load", self.load, verb_error)
-        _route(router, "POST", "config", self.config, verb_error)
-        _route(router, "POST", "drain", self.drain, verb_error)
-        _route(router, "POST", KV_PEER, self.kv_peer, verb_error)
+        add_route(router, "POST", VERB + "prep_recv", self.prep_recv, verb_error, PrepRecv, PrepRecvAnswer)
+        add_route(router, "POST", VERB + "remote_send", self.remote_send, verb_error, RemoteSend, RemoteSendAnswer)
+        add_route(router, "POST", VERB + "start_generate", self.start_generate, openai_error, StartGenerate, None)
+        add_route(router, "POST", VERB + "abort", self.abort, verb_error, Abort, None)
+        add_route(router, "GET", VERB + "info", self.info, verb_error, None, EngineInfo)
+        add_route(router, "GET", VERB + "load", self.load, verb_error, None, EngineLoad)
+        add_route(router, "POST", VERB + "config", self.config, verb_error, Config, Config)
+        add_route(router, "POST", VERB + "drain", self.drain, verb_error, Drain, None)
+        add_route(router, "POST", VERB + KV_PEER, self.kv_peer, verb_error, None, None)
         return router
 
     async def prep_recv(self, request: Request) -> Response:
@@ -204,12 +214,6 @@ def _is_work(scope: Scope) -> bool:
     if path == "/ready":
         return True
     return scope["method"] == "POST" and path.startswith(WORK_PREFIXES) and not path.startswith("/v1/tokenize")
-
-
-def _route(
-    router: APIRouter, method: str, verb: str, handler: Handler, shape: Callable[[EngineError], Response]
-) -> None:
-    router.add_api_route(VERB + verb, answering_errors(handler, shape), methods=[method], response_model=None)
 
 
 def _object(raw: bytes) -> dict[str, Any]:

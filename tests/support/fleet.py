@@ -21,7 +21,7 @@ from controller.store import Keys, Store, open_store
 from engines.client import EngineClient
 from engines.records import RequestRecord
 from engines.types import EngineLoad
-from tuner.plan import IssuedBy, Knobs, Plan
+from tuner.plan import HotPrefix, IssuedBy, Knobs, Plan
 
 MODEL = "trimtab-demo"
 WORDS = "the quick brown fox jumps over the lazy dog and runs far away from every river it has ever seen "
@@ -126,7 +126,12 @@ class Fleet:
         return self.running.service._desk
 
     async def plan(
-        self, pattern: str, roles: dict[str, str] | None = None, within_s: float = 20.0, **knobs: object
+        self,
+        pattern: str,
+        roles: dict[str, str] | None = None,
+        within_s: float = 20.0,
+        replicas: tuple[HotPrefix, ...] = (),
+        **knobs: object,
     ) -> Plan:
         """Publish a plan through the store and wait until the router has applied it."""
         self._versions += 1
@@ -138,6 +143,7 @@ class Fleet:
             pattern=pattern,
             knobs=Knobs(**knobs),
             roles=roles or {},
+            replicas=replicas,
         )
         await self.store.compare_and_set(self.keys.plan, plan.model_dump_json().encode(), self._versions - 1 or None)
         applied = self.running.service._board

@@ -20,7 +20,7 @@ from engines.sglang.launcher import PYTHON_VARIABLE
 ROOT = Path(__file__).parents[2]
 MODEL_VARIABLE = "TRIMTAB_SMALL_MODEL"
 MODEL = "smollm2-135m"
-START_S = 1500.0
+START_S = 600.0
 STOP_S = 30.0
 LOG_TAIL = 3000
 BYTES_PER_TOKEN = 23_040

@@ -30,7 +30,7 @@ def shared_prompt(number: int) -> str:
 
 
 def completion(prompt: str, **more: Any) -> dict[str, Any]:
-    return {"model": MODEL, "prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True, **more}
+    return {"model": MODEL, "prompt": prompt, "max_tokens": 10, "temperature": 0, "ignore_eos": True, **more}
 
 
 def chat(**more: Any) -> dict[str, Any]:
@@ -43,7 +43,7 @@ ENDPOINTS: Mapping[str, Question] = {
     "chat": ("/v1/chat/completions", chat()),
     "chat stream": ("/v1/chat/completions", chat(stream=True, stream_options={"include_usage": True})),
     "chat logprobs": ("/v1/chat/completions", chat(logprobs=True, top_logprobs=2, max_tokens=4)),
-    "chat json": ("/v1/chat/completions", chat(response_format=JSON_FORMAT)),
+    "chat json": ("/v1/chat/completions", chat(response_format=JSON_FORMAT, max_tokens=60)),
     "completion": ("/v1/completions", completion("The capital of France is")),
     "completion stream": ("/v1/completions", completion("The capital of France is", stream=True)),
     "completion logprobs": ("/v1/completions", completion("The capital of France is", logprobs=2, max_tokens=4)),

@@ -8,6 +8,7 @@ from tests.support.traffic import engine_states, traffic
 from tuner.candidates import candidate_of, data_parallel, explicit_knobs, plan_of, split
 from tuner.corrections import Corrections
 from tuner.decide import decide
+from tuner.plan import HotPrefix
 from tuner.settings import TunerSettings
 from tuner.slo import BOOTSTRAP_SLOS
 from tuner.state import Barred, Promise, TunerState
@@ -88,9 +89,16 @@ def test_an_operators_recent_plan_is_given_its_time_too():
 @pytest.mark.parametrize(("goodput", "se"), [(10.1, 0.001), (15.0, 3.0)])
 def test_a_gain_that_is_small_or_drowned_in_noise_changes_nothing(goodput, se):
     result = searched((PLAIN, 10.0), (SPLIT, goodput))
-    result = replace(result, ranked=[replace(each, gain_se=se) for each in result.ranked])
+    result = replace(result, ranked=[replace(each, gain_se=se, least_gain=-1.0) for each in result.ranked])
     _, decision = decide(SETTLED, observed(), result, Mode.AUTO, SETTINGS)
     assert (decision.reason, decision.chosen) == (Reason.GAIN_TOO_SMALL, None)
+
+
+def test_a_gain_that_varies_widely_but_never_is_a_loss_is_worth_it():
+    result = searched((PLAIN, 10.0), (SPLIT, 15.0))
+    result = replace(result, ranked=[replace(each, gain_se=5.0, least_gain=0.0) for each in result.ranked])
+    _, decision = decide(SETTLED, observed(), result, Mode.AUTO, SETTINGS)
+    assert decision.chosen == SPLIT
 
 
 def test_the_best_plan_stays_without_ado():
@@ -105,7 +113,7 @@ def test_falling_back_to_a_static_baseline_is_named_so():
     assert (decision.reason, decision.chosen) == (Reason.GUARD_STATIC, PLAIN)
 
 
-def promise(previous=PLAIN, share=0.9, made_at_s=NOW_S - 40):
+def promise(previous=PLAIN, share=0.9, made_at_s=NOW_S - 70):
     return Promise(SPLIT, share, OFFERED, made_at_s, previous)
 
 
@@ -123,14 +131,21 @@ def test_a_broken_promise_at_comparable_load_is_rolled_back_and_the_plan_barred(
         measured(17.0),  # within the margin
         measured(3.0, requests=10),  # too few to tell
         measured(12.0, offered=30.0),  # another load
+        measured(11.0),  # the wake of the change
         None,
     ],
 )
 def test_a_promise_is_not_held_against_a_plan_without_good_evidence(seen):
-    state = replace(SETTLED, promise=promise())
+    state = replace(SETTLED, promise=promise(made_at_s=NOW_S - 30))
     after, decision = decide(state, observed(SPLIT, seen), None, Mode.AUTO, SETTINGS)
     assert (decision.reason, decision.chosen) == (Reason.PROBATION, None)
     assert after.promise is not None
+
+
+def test_a_disaster_is_not_watched_until_probation_ends():
+    state = replace(SETTLED, promise=promise(made_at_s=NOW_S - 30))
+    _, decision = decide(state, observed(SPLIT, measured(4.0)), None, Mode.AUTO, SETTINGS)
+    assert decision.reason is Reason.ROLLED_BACK
 
 
 def test_after_drift_there_is_nothing_to_go_back_to_so_it_searches_again():
@@ -209,3 +224,41 @@ def test_before_the_first_search_it_is_gathering():
 def test_the_incumbent_is_recognised_whatever_engines_carry_its_roles():
     plan = plan_of(SPLIT, FLEET)
     assert candidate_of(plan, list(reversed(FLEET))) == SPLIT
+
+
+HOT = HotPrefix(prefix=f"{7:016x}", blocks=16, engines=("e0", "e1", "e2", "e3"))
+
+
+@pytest.mark.parametrize("other", [10.0, 15.05])
+def test_hot_contexts_that_pay_are_copied_under_the_plan_that_stays(other):
+    result = replace(searched((PLAIN, 15.0), (SPLIT, other)), replicas=(HOT,))
+    _, decision = decide(SETTLED, observed(), result, Mode.AUTO, SETTINGS)
+    assert (decision.reason, decision.chosen, decision.replicas) == (Reason.HOT_PREFIX, PLAIN, (HOT,))
+    assert decision.promise is None
+
+
+def test_a_better_plan_comes_before_copies():
+    result = replace(searched((PLAIN, 10.0), (SPLIT, 15.0)), replicas=(HOT,))
+    _, decision = decide(SETTLED, observed(), result, Mode.AUTO, SETTINGS)
+    assert (decision.reason, decision.replicas) == (Reason.BETTER_PLAN, ())
+
+
+def test_copies_wait_for_the_dwell_and_for_the_end_of_a_probation():
+    result = replace(searched((PLAIN, 15.0), (SPLIT, 10.0)), replicas=(HOT,))
+    recent = replace(SETTLED, changed_at_s=NOW_S - 1)
+    assert decide(recent, observed(), result, Mode.AUTO, SETTINGS)[1].reason is Reason.DWELL
+    watched = replace(SETTLED, promise=replace(promise(made_at_s=NOW_S - 30), candidate=PLAIN))
+    assert decide(watched, observed(), result, Mode.AUTO, SETTINGS)[1].reason is Reason.STEADY
+
+
+def test_when_something_moved_copies_need_not_wait():
+    result = replace(searched((PLAIN, 15.0), (SPLIT, 10.0)), replicas=(HOT,))
+    state = replace(SETTLED, trigger=Reason.DRIFT, changed_at_s=NOW_S - 1)
+    assert decide(state, observed(), result, Mode.AUTO, SETTINGS)[1].reason is Reason.HOT_PREFIX
+
+
+@pytest.mark.parametrize(("mode", "reason"), [(Mode.ADVISORY, Reason.ADVISORY), (Mode.MANUAL, Reason.PINNED)])
+def test_other_modes_only_propose_copies(mode, reason):
+    result = replace(searched((PLAIN, 15.0), (SPLIT, 10.0)), replicas=(HOT,))
+    _, decision = decide(SETTLED, observed(), result, mode, SETTINGS)
+    assert (decision.reason, decision.chosen, decision.proposed) == (reason, None, PLAIN)

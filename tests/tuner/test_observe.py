@@ -348,3 +348,15 @@ def test_a_record_that_makes_no_sense_leaves_the_request_as_demand_of_unknown_fa
     assert len(window.workload(NOW_S, 600)) == 61
     assert seen is not None
     assert seen.attainment == {"default": 1}
+
+
+def test_hot_contexts_are_those_of_the_last_moments():
+    window = Window()
+    for begun, ago_s in ((100, 300.0), (200, 30.0)):
+        ids = [f"{begun}-{number}" for number in range(40)]
+        hashes = tuple((begun, begun + 1, begun + 2, 1_000 * begun + number) for number in range(40))
+        given = {"prefix_hashes": hashes, "prompt_tokens": (1200,) * 40, "prompt_bytes": (4800,) * 40}
+        window.add_arrivals([arrivals(ids, [ago_s + number * 0.1 for number in range(40)], **given)], NOW_S)
+    (now,) = window.hot_contexts(NOW_S, 120, 4)
+    assert (now.prefix, now.blocks, now.requests, now.share) == (f"{202:016x}", 4, 40, 1.0)
+    assert {each.prefix for each in window.hot_contexts(NOW_S, 600, 4)} == {f"{102:016x}", f"{202:016x}"}

@@ -14,6 +14,7 @@ GOOD = {
     "pattern": "balanced",
     "knobs": {"offload_ratio": 0.1},
     "roles": {"e0": "prefill", "e1": "decode"},
+    "replicas": [{"prefix": "00000000000000ff", "blocks": 4, "engines": ["e0", "e1"]}],
 }
 
 
@@ -26,6 +27,7 @@ def test_a_plan_survives_the_round_trip():
     assert parse(Plan, plan.model_dump_json()) == plan
     assert plan.role_of("e0") == "prefill"
     assert plan.role_of("unknown") == "mixed"
+    assert plan.replicas[0].block_hash == 255
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,10 @@ def test_a_plan_survives_the_round_trip():
         ({"pattern": "data_parallel"}, "has no split"),
         ({"pattern": "migrate"}, "cannot be a plan"),
         ({"pattern": "no spaces"}, "pattern:"),
+        ({"replicas": [{"prefix": "07", "blocks": 4, "engines": ["e0"]}]}, "replicas.0.prefix"),
+        ({"replicas": [{"prefix": "0" * 16, "blocks": 0, "engines": ["e0"]}]}, "replicas.0.blocks"),
+        ({"replicas": [{"prefix": "0" * 16, "blocks": 4, "engines": []}]}, "replicas.0.engines"),
+        ({"replicas": [{"prefix": "0" * 16, "blocks": 4, "engines": ["e0"]}] * 17}, "replicas:"),
         ({"roles": {"e0": "boss"}}, "roles.e0"),
         ({"version": -1}, "version:"),
         ({"issued_by": "someone"}, "issued_by:"),

@@ -1,16 +1,18 @@
 """The tuner as its owner uses it, with made-up search results."""
 
+from dataclasses import replace
+
 import pytest
 
 from engines.types import Role
 from tests.support.traffic import engine_states, traffic
 from tuner.candidates import candidate_of, explicit_knobs, split
-from tuner.plan import BOOTSTRAP_PLAN, Plan
+from tuner.plan import BOOTSTRAP_PLAN, HotPrefix, Plan
 from tuner.settings import TunerSettings
 from tuner.slo import BOOTSTRAP_SLOS
 from tuner.tick import Tuner
 from tuner.twin.types import Forecast
-from tuner.types import Mode, Observation, Prediction, Reason, SearchResult
+from tuner.types import Decision, HotContext, Mode, Observation, Prediction, Reason, SearchResult
 
 FLEET = engine_states(4)
 SPLIT = split(4, 2, 0.1, explicit_knobs(FLEET))
@@ -42,6 +44,17 @@ def test_a_tick_drafts_a_plan_that_can_be_published():
 
 def vars_of(draft):
     return {name: getattr(draft, name) for name in ("pattern", "knobs", "roles", "reason")}
+
+
+def test_a_draft_keeps_the_copies_of_what_is_hot_still_and_adds_new_ones():
+    hot = HotContext(prefix=f"{1:016x}", blocks=16, requests=60, share=0.6, tokens=2048)
+    old, cold, new = (HotPrefix(prefix=f"{salt:016x}", blocks=16, engines=("e0", "e1")) for salt in (1, 2, 3))
+    plan = BOOTSTRAP_PLAN.model_copy(update={"replicas": (old, cold)})
+    observation = replace(observed(), plan=plan, hot=[hot])
+    decision = Decision(Reason.BETTER_PLAN, "a test", chosen=SPLIT, replicas=(new,))
+    draft = Tuner.draft(decision, observation)
+    decoding = tuple(engine_id for engine_id, role in sorted(draft.roles.items()) if role is Role.DECODE)
+    assert [(each.prefix, each.engines) for each in draft.replicas] == [(old.prefix, decoding), (new.prefix, decoding)]
 
 
 def test_there_is_no_draft_of_a_decision_that_changes_nothing():
@@ -85,3 +98,14 @@ def test_measuring_begins_when_the_wake_of_a_change_has_passed():
     plan = BOOTSTRAP_PLAN.model_copy(update={"issued_at_s": 990.0})
     assert tuner.measured_since_s(plan, 1000.0) == 1005.0
     assert tuner.measured_since_s(plan, 5000.0) > 4000.0
+
+
+@pytest.mark.parametrize(("issued_at_s", "proven"), [(0.0, True), (990.0, False)])
+def test_only_a_plan_that_has_served_this_traffic_for_a_while_is_gone_back_to(issued_at_s, proven):
+    tuner = Tuner(TunerSettings())
+    plan = BOOTSTRAP_PLAN.model_copy(update={"issued_at_s": issued_at_s})
+    observation = Observation(1000.0, FLEET, BOOTSTRAP_SLOS, plan, traffic(120), None)
+    tuner.prepare(observation)
+    decision = tuner.decide(observation, result(), Mode.AUTO)
+    tuner.published(1, decision, observation, 1001.0)
+    assert (b'"previous":null' not in tuner.state()) is proven

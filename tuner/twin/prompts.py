@@ -65,4 +65,9 @@ class Streams:
 
 def prefix_hashes(blocks: list[int]) -> tuple[int, ...] | None:
     """The sketch of a prompt as request records carry it."""
-    return tuple((block * _SPREAD) & _MASK for block in sketch(blocks)) or None
+    return tuple(prefix_hash(block) for block in sketch(blocks)) or None
+
+
+def prefix_hash(block: int) -> int:
+    """A block as it stands in sketches."""
+    return (block * _SPREAD) & _MASK

@@ -16,7 +16,7 @@ from engines.records import Outcome
 from tuner.plan import Plan
 from tuner.slo import SloTable
 from tuner.twin.events import Events
-from tuner.twin.limits import POLL_S
+from tuner.twin.limits import POLL_S, RESERVATION_TTL_S
 from tuner.twin.prompts import Streams
 from tuner.twin.records import SimulatedRecord
 from tuner.twin.reference_call import Call
@@ -24,6 +24,9 @@ from tuner.twin.reference_engine import ReferenceEngine, Samples
 from tuner.twin.reference_router import ReferenceRouter
 from tuner.twin.types import Ending, Fleet, Timeline
 from tuner.workload import Workload
+
+NOBODY = -1
+"""The session of prompts that no client sent."""
 
 ENDINGS = {Outcome.OK: Ending.OK, Outcome.SHED: Ending.SHED}
 
@@ -94,6 +97,19 @@ class ReferenceFleet:
         """Give an engine no new work, or give it some again; what runs on it is finished. `KeyError` if unknown."""
         engine = {each.engine_id: each for each in self.engines}[engine_id]
         engine.available = engine.view.available = on
+
+    def preload(self, engine_id: str, root: int, root_tokens: int) -> None:
+        """Put a root into an engine's context cache, as a copy from another engine would, at once and at no cost.
+
+        Raises `KeyError` for an unknown engine, `NoKvRoom` or `ContextTooLong` for what does not fit.
+        """
+        engine = {each.engine_id: each for each in self.engines}[engine_id]
+        prompt = self._streams.prompt(NOBODY, root, root_tokens, root_tokens + 1)
+        request_id = f"preload-{root}"
+        begin = engine.kernel.reserve(request_id, prompt, root_tokens, RESERVATION_TTL_S, self.now_s).begin
+        engine.kernel.receive(request_id, begin, root_tokens, self.now_s)
+        engine.kernel.release(request_id, self.now_s)
+        self._router.holds(self._streams.blocks(NOBODY, root, root_tokens, root_tokens), engine_id)
 
     def advance(self, until_s: float = math.inf) -> list[SimulatedRecord]:
         """Let time pass; the requests that ended. With no limit: until nothing is left to do."""

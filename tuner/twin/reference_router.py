@@ -48,6 +48,10 @@ class ReferenceRouter:
         self._place(call)
         self._admit(call)
 
+    def holds(self, blocks: Sequence[int], engine_id: str) -> None:
+        """An engine was given these blocks by other ways than a request."""
+        self._index.add(blocks, engine_id)
+
     def settle(self) -> None:
         """Let those try who were woken by what just happened."""
         while self._woken:

@@ -59,7 +59,7 @@ async def run_live(options: LiveOptions) -> Report:
 
 def _best_plans(scenario: Scenario, parts: Sequence[Workload]) -> Mapping[str, Candidate]:
     fleet, slos = scenario.fleet, scenario.slos
-    return Course(concatenate(parts), fleet, slos).pattern_plans(screen(parts, fleet, slos))
+    return Course(concatenate(list(parts)), fleet, slos).pattern_plans(screen(parts, fleet, slos))
 
 
 async def _outcome(policy: str, candidate: Candidate | None, scenario: Scenario, workload: Workload) -> Outcome:

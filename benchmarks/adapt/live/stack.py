@@ -1,7 +1,7 @@
 """The processes of a live run, and the few calls of the admin API that it needs."""
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,13 +90,17 @@ async def live_stack(scenario: Scenario, folder: Path) -> AsyncIterator[LiveStac
             yield stack
 
 
-async def until(condition: Callable[[], Any], what: str) -> None:
-    """Wait until an asynchronous condition holds; raises `NotReady`."""
+async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    """Wait until it holds; raises `NotReady`."""
+
+    async def holds() -> bool:
+        return await condition()
+
     patiently = AsyncRetrying(
         retry=retry_if_result(lambda found: not found), wait=wait_fixed(0.2), stop=stop_after_delay(READY_S)
     )
     try:
-        await patiently(condition)
+        await patiently(holds)
     except RetryError:
         raise NotReady(f"did not happen within {READY_S:g} s: {what}") from None
 

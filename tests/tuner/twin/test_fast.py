@@ -19,6 +19,11 @@ COUNT = 400
 Case = Callable[[Any], tuple[Workload, Fleet, Any]]
 
 EXACT: dict[str, Case] = {
+    "prompts of one length": lambda make: (
+        make.workload(COUNT, 100, prompt_tokens=np.full(COUNT, 1000), output_tokens=np.full(COUNT, 50)),
+        make.fleet(8),
+        make.plan("disaggregated", make.roles(8, 4)),
+    ),
     "data parallel": lambda make: (make.workload(COUNT, 100), make.fleet(8), make.plan()),
     "overload": lambda make: (make.workload(COUNT, 250), make.fleet(8), make.plan()),
     "round robin": lambda make: (make.workload(COUNT, 80), make.fleet(8), make.plan(policy="round_robin")),
@@ -119,7 +124,7 @@ SHORT_OF_ROOM: dict[str, Case] = {
         make.plan(),
     ),
 }
-"""What is evicted differs a little: the radix tree drops whole edges, the twin single tokens."""
+"""What is evicted differs a little: of each context the twin only remembers the last two edges of the radix tree."""
 
 
 def both(case: Case, make: Any) -> tuple[Workload, Timeline, Timeline]:

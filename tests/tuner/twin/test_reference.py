@@ -6,6 +6,7 @@ import pytest
 from controller.router import fleet as router_fleet
 from controller.router.call import RESERVATION_TTL_S
 from controller.settings import Limits, RouterSettings
+from engines.errors import ContextTooLong
 from engines.records import Outcome
 from tuner.prefix import BLOCK_BYTES
 from tuner.twin import limits
@@ -148,3 +149,20 @@ def test_samples_are_what_engines_would_report(world, make):
         )
         assert sample.wall_s == pytest.approx(expected_s)
     assert world.take_samples().passes == []
+
+
+def test_a_preloaded_root_is_found_in_the_cache_and_by_placement(make):
+    world = ReferenceFleet(make.fleet(4), make.plan(policy="prefix_affinity"), make.slos())
+    for _ in range(2):  # the second time it is there already
+        world.preload("e2", 5, 2000)
+    world.offer(make.workload(1, 1.0, prompt=4000, root=np.array([5]), root_tokens=np.array([2000])))
+    (record,) = world.advance()
+    assert (record.decode_engine, record.cached_tokens) == ("e2", 2000)
+    world.check()
+
+
+def test_what_does_not_fit_cannot_be_preloaded(make):
+    world = ReferenceFleet(make.fleet(1, kv_capacity_tokens=1000), make.plan(), make.slos())
+    with pytest.raises(ContextTooLong):
+        world.preload("e0", 1, 5000)
+    world.check()

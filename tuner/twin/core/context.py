@@ -29,7 +29,8 @@ def find_or_make(world: Any, context: int, engine: int, base: int) -> int:
     state.holdings += 1
     holding = nth(world.holdings, at)
     holding.context, holding.engine, holding.base, holding.length = context, engine, base, base
-    holding.hint_age = holding.first_pin = NONE
+    holding.leaf = base
+    holding.hint_age = holding.first_pin = holding.leaf_before = NONE
     holding.another = nth(world.holders, context).first
     nth(world.holders, context).first = at
     return int(at)
@@ -104,12 +105,13 @@ def grow(world: Any, number: int, engine: int, length: int) -> None:
         more = max(0, min(request.root_tokens, length) - root.length)
         root.length += more
         root.pinned = root.length
+        root.leaf = 0
         where.used += more
     at = find(world, request.session, engine)
     own = nth(world.holdings, at)
-    more = max(0, length - own.length)
-    own.length += more
-    where.cached += more
+    if length > own.length:
+        where.cached += length - own.length
+        own.leaf_before, own.leaf, own.length = own.leaf, own.length, length
     job.pinned = length
     if length > own.pinned:
         _set_pinned(world, at, length)
@@ -122,12 +124,11 @@ def make_room(world: Any, engine: Any) -> None:
     while missing > 0 and engine.lru_last != NONE:
         at = engine.lru_last
         holding = nth(world.holdings, at)
-        loose = _loose(holding)
-        dropped = min(loose, missing)
-        holding.length -= dropped
-        engine.cached -= dropped
-        missing -= dropped
-        if dropped == loose:
+        left = max(holding.pinned, holding.base, _next_end(holding, missing))
+        engine.cached -= holding.length - left
+        missing -= holding.length - left
+        holding.length = left
+        if not _loose(holding):
             _unlist(world, engine, at)
 
 
@@ -197,6 +198,16 @@ def _note(world: Any, at: int, blocks: int, own_blocks: int) -> None:
 def _loose(holding: Any) -> int:
     """Tokens that nobody pins."""
     return int(holding.length - max(holding.pinned, holding.base))
+
+
+@compiled
+def _next_end(holding: Any, missing: int) -> int:
+    """Where a holding ends after its last leaf; where that begins is only remembered of the last two."""
+    if holding.leaf == NONE:
+        return int(holding.length - missing)
+    end = holding.leaf
+    holding.leaf, holding.leaf_before = holding.leaf_before, NONE
+    return int(end)
 
 
 @compiled

@@ -96,7 +96,7 @@ JOB = np.dtype(
 HOLDING = np.dtype(
     [
         *[(name, np.int64) for name in ("context", "engine", "another")],
-        *[(name, np.int64) for name in ("length", "base", "pinned", "pins", "first_pin")],
+        *[(name, np.int64) for name in ("length", "base", "pinned", "pins", "first_pin", "leaf", "leaf_before")],
         *[(name, np.int64) for name in ("newer", "older", "listed")],
         *[(name, np.int64) for name in ("hint_blocks", "hint_age")],
     ],
@@ -104,13 +104,14 @@ HOLDING = np.dtype(
 )
 """`length` tokens of its context, of which `base` belong to the root, that has a holding of its own.
 
+Its last tokens, from `leaf` on, and those from `leaf_before` on are dropped at once, as edges of the radix tree are.
 The first `pinned` are kept for jobs: of a session the longest of its jobs' pins, of a root all while it has `pins`."""
 
 STATE = np.dtype(
     [
         *[(name, np.float64) for name in ("now_s", "poll_s", "makespan_s")],
         *[(name, np.int64) for name in ("engines", "requests", "heap_size", "leaves")],
-        *[(name, np.int64) for name in ("ended", "arrived", "holdings", "orders", "polled")],
+        *[(name, np.int64) for name in ("ended", "arrived", "holdings", "orders", "polled", "set_timers")],
         *[(name, np.int64) for name in ("queued", "queue_first", "queue_last", "woken_first", "woken_last")],
         *[(name, np.int64) for name in ("deadline_first", "deadline_last", "told_first", "told_last")],
         *[(name, np.int64) for name in ("index_age", "index_blocks")],
@@ -139,7 +140,7 @@ Records = NDArray[np.void]
 HOLDERS = np.dtype([("first", np.int64)])
 """First holding of a context."""
 HEAP = np.dtype([("entry", np.int64)])
-TIMER = np.dtype([("at_s", np.float64)])
+TIMER = np.dtype([("at_s", np.float64), ("order", np.int64)])
 
 
 class World(NamedTuple):

@@ -1,0 +1,1 @@
+"""How fast the twin is, and how true to the reference simulator."""

@@ -1,0 +1,82 @@
+"""Hot contexts on a real fleet: a plan names one, and the router copies it between engines in the background."""
+
+import asyncio
+
+from engines.records import Outcome
+from tests.support.fleet import MODEL, Fleet, text_of, until
+from tuner.plan import HotPrefix
+from tuner.prefix import block_hashes
+
+SHARED_TOKENS = 2000
+BLOCKS = 8
+
+
+def prompt(number: int) -> str:
+    return text_of(SHARED_TOKENS, "document") + f" and question {number}: {text_of(40, f'question {number}')}"
+
+
+def hot(*engines: str) -> HotPrefix:
+    hashes = block_hashes(f'"{prompt(0)}"'.encode())  # routers hash the JSON of the prompt
+    return HotPrefix(prefix=f"{hashes[BLOCKS - 1]:016x}", blocks=BLOCKS, engines=engines)
+
+
+async def ask(fleet: Fleet, number: int) -> None:
+    body = {"model": MODEL, "prompt": prompt(number), "max_tokens": 4, "ignore_eos": True, "temperature": 0}
+    answer = await fleet.http.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+
+
+def copies(fleet: Fleet, outcome: str) -> float:
+    return fleet.running.service._metrics.replications.labels(outcome)._value.get()
+
+
+async def only_on(fleet: Fleet, engine_id: str, **given: object) -> None:
+    """A plan that sends all requests to one engine."""
+    roles = {each: "decode" if each == engine_id else "prefill" for each in fleet.engines}
+    await fleet.plan("data_parallel", roles, **given)
+
+
+async def test_a_hot_context_reaches_the_engines_that_the_plan_names(start_fleet):
+    fleet = await start_fleet(3)
+    await only_on(fleet, "e0")
+    await ask(fleet, 0)
+    await only_on(fleet, "e0", replicas=(hot("e0", "e1", "e2"),))
+    await asyncio.gather(*(ask(fleet, number) for number in range(1, 4)))
+    await until(lambda: copies(fleet, "copied") == 2, "both other engines have got their copy")
+    for number, engine_id in ((10, "e1"), (11, "e2")):
+        await only_on(fleet, engine_id)
+        await ask(fleet, number)
+    *_, one, two = await fleet.records(6)
+    assert (one.decode_engine, two.decode_engine) == ("e1", "e2")
+    least = BLOCKS * 512 // 4
+    assert one.cached_tokens > least, one
+    assert two.cached_tokens > least, two
+    assert copies(fleet, "failed") == 0
+    await fleet.settled()
+
+
+async def test_a_target_that_died_harms_no_client_and_the_others_get_their_copies(start_fleet):
+    fleet = await start_fleet(3)
+    await only_on(fleet, "e0", replicas=(hot("e1", "e2"),))
+    await fleet.engines["e1"].kill()
+    await asyncio.gather(*(ask(fleet, number) for number in range(4)))
+    await until(lambda: copies(fleet, "copied") == 1, "the living engine has got its copy")
+    await ask(fleet, 5)
+    records = await fleet.records(5)
+    assert {(record.outcome, record.attempts, record.decode_engine) for record in records} == {(Outcome.OK, 1, "e0")}
+    await fleet.settled()
+
+
+async def test_a_copy_that_breaks_is_given_up_for_a_while_and_leaves_nothing_behind(start_fleet, meddler):
+    meddling, flags = meddler
+    fleet = await start_fleet(2, per_engine={"e1": flags})
+    meddling.cut = 99
+    await only_on(fleet, "e0", replicas=(hot("e1"),))
+    for number in range(4):
+        await ask(fleet, number)
+    await until(lambda: copies(fleet, "failed") == 1, "the copy is given up")
+    await ask(fleet, 5)
+    records = await fleet.records(5)
+    assert {(record.outcome, record.attempts, record.decode_engine) for record in records} == {(Outcome.OK, 1, "e0")}
+    await fleet.settled()
+    assert (copies(fleet, "failed"), copies(fleet, "copied"), meddling.connections) == (1, 0, 1)

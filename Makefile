@@ -14,13 +14,14 @@ SGLANG_BIN := $(VENV_SGLANG)/bin
 export TRIMTAB_SGLANG_PYTHON ?= $(abspath $(SGLANG_BIN)/python)
 REAL := $(VENV_SGLANG)/.ready $(SMALL_MODEL)/model.safetensors
 
-.PHONY: help up test test-real lint format install sglang bench bench-sglang lock clean
+.PHONY: help system up test test-real lint format install sglang bench bench-sglang lock clean
 
 help:
 	@echo "make up      install if needed, run the embedded stack until Ctrl-C (ARGS='--engines 2 --load chat')"
 	@echo "             with SGLang on the CPU instead of emulated engines: make up ENGINE=sglang"
 	@echo "make test    install if needed, run every test that needs no SGLang (ARGS='-k router')"
 	@echo "make test-real   the tests on real SGLang engines (on the CPU)"
+	@echo "make system  Debian packages that some tests need: Prometheus with promtool, Chromium, a font"
 	@echo "make lint    ruff, mypy and the import contracts"
 	@echo "make bench   router benchmark beside its peers (ARGS='--quick')"
 	@echo "make bench-sglang   KV transfer and interference on two real engines (ARGS='--quick')"
@@ -34,6 +35,11 @@ else
 up: $(VENV)/.base
 	@exec $(BIN)/trimtab up $(ARGS)
 endif
+
+# Without these the tests that need them are skipped. Needs root where something is missing.
+system:
+	@command -v promtool >/dev/null && command -v chromium >/dev/null || { apt-get update -q && \
+		apt-get install -y -q --no-install-recommends prometheus chromium fonts-dejavu-core; }
 
 test: $(VENV)/.dev
 	@echo "compiling the twin, unless that is done ..."

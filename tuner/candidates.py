@@ -87,6 +87,12 @@ def explicit_knobs(engines: Sequence[EngineState]) -> Knobs:
     )
 
 
+def oddities(candidate: Candidate, defaults: Knobs) -> int:
+    """How many knobs differ from `defaults`, the split ratio aside; a knob left alone does not differ."""
+    given, plain = candidate.knobs.model_dump(), defaults.model_dump()
+    return sum(given[name] not in (None, plain[name]) for name in plain if name != "offload_ratio")
+
+
 def static_baselines(engines: Sequence[EngineState], most_splits: int = 8) -> Iterator[Candidate]:
     """What one would run by hand: each data parallel policy, and each split ratio over a range of role splits."""
     knobs, count = explicit_knobs(engines), len(engines)

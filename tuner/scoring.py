@@ -13,6 +13,10 @@ SHORTFALL_PRICE = 2.0
 PRESSURE_PRICE = 0.005
 """Share of the offered load that being at every bound costs: of two good plans, the one with room to spare wins."""
 
+ODDITY_PRICE = 0.001
+"""Share of the offered load that a knob off its default costs: one that does nothing in a simulation may do harm in
+what the simulation leaves out, such as the wake of the last plan."""
+
 TOLERANCE = 0.002
 """Shortfall that is put down to the few requests of a simulation."""
 
@@ -25,8 +29,11 @@ class Scored(NamedTuple):
     """Requests per second."""
 
 
-def scored(forecast: Forecast, slos: SloTable, factor: float = 1.0) -> Scored:
-    """A forecast whose attainment is multiplied by `factor`, the measured error of like predictions."""
+def scored(forecast: Forecast, slos: SloTable, factor: float = 1.0, oddities: int = 0) -> Scored:
+    """A forecast whose attainment is multiplied by `factor`, the measured error of like predictions.
+
+    `oddities` are the knobs that differ from their defaults, see `tuner.candidates.oddities`.
+    """
     counts = {name: each.requests for name, each in forecast.classes.items() if each.attainment is not None}
     total = sum(counts.values())
     if not total:
@@ -41,7 +48,8 @@ def scored(forecast: Forecast, slos: SloTable, factor: float = 1.0) -> Scored:
         shortfall += slo.weight * share * max(0.0, slo.attainment - attained)
         pressure += share * _pressure(forecast.classes[name], slo)
     shortfall = shortfall if shortfall > TOLERANCE else 0.0
-    score = forecast.offered_rps * (worth - SHORTFALL_PRICE * shortfall - PRESSURE_PRICE * pressure)
+    price = SHORTFALL_PRICE * shortfall + PRESSURE_PRICE * pressure + ODDITY_PRICE * oddities
+    score = forecast.offered_rps * (worth - price)
     return Scored(forecast.offered_rps * goodput, shortfall, score)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import optuna
 
-from tuner.candidates import candidate_of, plan_of, region, static_baselines
+from tuner.candidates import candidate_of, explicit_knobs, oddities, plan_of, region, static_baselines
 from tuner.plan import Plan
 from tuner.replication import worth_copying
 from tuner.scoring import Scored, scored
@@ -166,7 +166,8 @@ class Exploration:
             return
         plan = plan_of(candidate, self._task.engines, self._task.plan.roles)
         factor = self._task.corrections.factor(region(candidate))
-        found = scored(self._course.forecast(plan, 0), self._task.slos, factor)
+        odd = oddities(candidate, explicit_knobs(self._task.engines))
+        found = scored(self._course.forecast(plan, 0), self._task.slos, factor, odd)
         trial.set_constraint("attainment", found.shortfall)
         self._study.tell(trial, found.score)
         self._scores[candidate] = found.score
@@ -194,7 +195,8 @@ def _final(task: SearchTask, course: Course, scores: Mapping[Candidate, float]) 
 def _runs(task: SearchTask, course: Course, candidate: Candidate, plan: Plan) -> list[tuple[Forecast, Scored]]:
     found = [course.forecast(plan, index) for index in range(1, len(course.workloads))]
     factor = task.corrections.factor(region(candidate))
-    return [(each, scored(each, task.slos, factor)) for each in found]
+    odd = oddities(candidate, explicit_knobs(task.engines))
+    return [(each, scored(each, task.slos, factor, odd)) for each in found]
 
 
 def _prediction(

@@ -18,6 +18,7 @@ def welcome(stack: RunningStack, state_file: Path | None, needs_key: bool) -> st
 Trimtab is up.
   OpenAI API   {stack.url}/v1   model: {stack.model}
   Admin API    {stack.admin_url}   {where}
+  Console      {stack.admin_url}/console/
   Logs         {stack.log_dir}
 
 Send a request:

@@ -25,9 +25,11 @@ from benchmarks.adapt.statics import (
 from benchmarks.adapt.world import ThresholdFleet, run_fixed, run_threshold, with_min_remote
 from engines.types import Role
 from tuner.candidates import data_parallel, explicit_knobs, split
-from tuner.plan import DATA_PARALLEL, Admission, Policy
+from tuner.plan import DATA_PARALLEL, Admission, HotPrefix, Policy
 from tuner.settings import TunerSettings
+from tuner.twin.prompts import prefix_hash
 from tuner.twin.reference import ReferenceFleet
+from tuner.workload import Workload
 
 SEED = 3
 
@@ -161,6 +163,31 @@ def test_thinking_delays_the_plan_but_by_no_more_than_a_tick(scenario, workload)
     assert loop.changes
     assert all(change.at_s % 10 == 0 for change in loop.changes)
     loop.finish()
+
+
+def test_copies_that_a_plan_asks_for_are_found_in_the_caches(scenario):
+    loop = ClosedLoop(scenario.fleet, scenario.slos, ticking(), TunerSettings())
+    count = 8
+    request = Workload(
+        span_s=8.0,
+        classes=("default",),
+        arrived_s=np.arange(count, dtype=float),
+        prompt_tokens=np.full(count, 1200),
+        output_tokens=np.full(count, 2),
+        slo_class=np.zeros(count, dtype=np.int64),
+        session=np.arange(count),
+        root=np.full(count, 7),
+        root_tokens=np.full(count, 1024),
+    )
+    loop.offer(request.take(slice(0, 1)))
+    (record,) = loop.finish()
+    served = record.decode_engine
+    others = tuple(engine.engine_id for engine in scenario.fleet if engine.engine_id != served)
+    hot = HotPrefix(prefix=f"{prefix_hash(record.blocks[7]):016x}", blocks=8, engines=others)
+    loop.plan = loop.plan.model_copy(update={"replicas": (hot,)})
+    loop._copy()
+    loop.world.offer(request.take(slice(1, count)))
+    assert {each.cached_tokens for each in loop.world.advance()} == {1024}
 
 
 def test_the_same_clock_gives_the_same_run(scenario, workload):

@@ -24,7 +24,7 @@ from engines.errors import EngineUnreachable, NoKvRoom, TransferFailed
 from engines.protocol import Config, PrepRecvAnswer, RemoteSendAnswer
 from engines.telemetry import Heartbeat
 from engines.types import EngineInfo, EngineLoad, KvLayout, Role
-from tuner.plan import BadDocument, IssuedBy, Knobs, parse
+from tuner.plan import BadDocument, HotPrefix, IssuedBy, Knobs, parse
 from tuner.plan import Plan as PlanDocument
 
 MODEL = "test-model"
@@ -186,10 +186,13 @@ class TestPlans:
 
     async def test_rollback_issues_the_old_content_as_a_new_version(self, plans: PlanService) -> None:
         roles = {"e0": Role.PREFILL, "e1": Role.DECODE}
-        old = await plans.issue(PlanChange(pattern="balanced", knobs=Knobs(offload_ratio=0.2), roles=roles))
+        hot = (HotPrefix(prefix=f"{7:016x}", blocks=8, engines=("e1",)),)
+        change = PlanChange(pattern="balanced", knobs=Knobs(offload_ratio=0.2), roles=roles, replicas=hot)
+        old = await plans.issue(change)
         await plans.issue(PlanChange(pattern="data_parallel"))
         back = await plans.rollback(old.version)
         assert (back.version, back.pattern, back.knobs, back.roles) == (4, old.pattern, old.knobs, old.roles)
+        assert back.replicas == hot
         assert "rolled back to version 2" in back.reason
 
     async def test_rollback_to_a_version_that_is_not_kept_names_those_that_are(self, plans: PlanService) -> None:

@@ -27,7 +27,7 @@ from engines.types import EngineInfo, EngineLoad, Role
 from tuner.candidates import candidate_of, explicit_knobs, split
 from tuner.latency import LatencyModels
 from tuner.observe import Window
-from tuner.plan import IssuedBy
+from tuner.plan import HotPrefix, IssuedBy
 from tuner.settings import TunerSettings
 from tuner.slo import Slo
 from tuner.task import SearchTask
@@ -59,6 +59,8 @@ class ScriptedSearch:
 
     best: Callable[[SearchTask], Candidate]
     meanwhile: Callable[[], Any] | None = None
+    copies: bool = False
+    """Whether copies of all hot contexts are said to pay."""
     fails: bool = False
     tasks: list[SearchTask] = field(default_factory=list)
 
@@ -73,7 +75,9 @@ class ScriptedSearch:
         best = prediction(self.best(task), 10.0)
         if best.candidate == incumbent.candidate:
             best = incumbent
-        return SearchResult([best, incumbent], incumbent, incumbent, trials=7, seconds=0.1)
+        engines = tuple(engine.engine_id for engine in task.engines)
+        hot = [HotPrefix(prefix=each.prefix, blocks=each.blocks, engines=engines) for each in task.hot if self.copies]
+        return SearchResult([best, incumbent], incumbent, incumbent, trials=7, seconds=0.1, replicas=tuple(hot))
 
 
 def prediction(candidate: Candidate, goodput_rps: float) -> Prediction:
@@ -107,6 +111,8 @@ class World:
 
     now_s: float = 1_700_000_000.0
     served: int = 0
+    begins_with: tuple[int, ...] = ()
+    """Hashes that the sketch of every request begins with."""
     store: Away = field(init=False)
 
     def __post_init__(self) -> None:
@@ -160,7 +166,7 @@ class World:
         request_id, at_s = f"r{self.served}", self.now_s - 0.5
         arrival = ArrivalBatch(
             router_id="r", request_ids=(request_id,), arrived_at_s=(at_s,), prompt_tokens=(200,), prompt_bytes=(800,),
-            slo_classes=("default",), plan_versions=(plan_version,), prefix_hashes=((),),
+            slo_classes=("default",), plan_versions=(plan_version,), prefix_hashes=((*self.begins_with, self.served),),
         )  # fmt: skip
         record = RequestRecord(
             request_id=request_id, router_id="r", slo_class="default", arrived_at_s=at_s, outcome=Outcome.OK,
@@ -199,6 +205,20 @@ async def test_a_better_plan_is_published_by_the_tuner_and_written_down_with_its
     assert [each.model_dump_json(exclude={"id"}) for each in kept] == [record.model_dump_json(exclude={"id"})]
     assert kept[0].search is not None
     assert [each.goodput_rps for each in kept[0].search.ranked] == [10.0, 5.0]
+
+
+async def test_copies_of_a_hot_context_are_published_under_the_plan_that_stays(world: World) -> None:
+    world.begins_with, leader = (1, 2, 3), world.controller()
+    await leader.services.bootstrap()
+    await world.goes_on(30)
+    leader.search.best = lambda task: candidate_of(task.plan, task.engines)
+    leader.search.copies = True
+    record = await leader.tick()
+    plan = await leader.services.plans.current()
+    assert record is not None
+    assert plan is not None
+    assert (record.reason, plan.version, plan.pattern) == (Reason.HOT_PREFIX, 2, "data_parallel")
+    assert plan.replicas == (HotPrefix(prefix=f"{3:016x}", blocks=4, engines=("e0", "e1")),)
 
 
 async def test_the_search_gets_the_traffic_by_arrival_the_live_engines_and_the_plan_in_force(

@@ -7,6 +7,7 @@ from tuner.candidates import (
     candidate_of,
     data_parallel,
     explicit_knobs,
+    oddities,
     plan_of,
     prefill_counts,
     region,
@@ -72,3 +73,11 @@ def test_regions_tell_patterns_and_role_shares_apart_but_not_knobs():
         split(8, 2, 0.25, knobs.model_copy(update={"min_remote_tokens": 9}))
     )
     assert len({region(split(8, 2, 0.2, knobs)), region(split(8, 6, 0.2, knobs)), region(data_parallel(8, knobs))}) == 3
+
+
+def test_knobs_off_their_defaults_are_counted_and_those_left_alone_are_not():
+    defaults = explicit_knobs(engine_states(4))
+    assert oddities(data_parallel(4, Knobs()), defaults) == 0
+    assert oddities(split(4, 1, 0.3, defaults), defaults) == 0
+    odd = defaults.model_copy(update={"prefill_decode_interval": 4, "min_remote_tokens": 512})
+    assert oddities(split(4, 1, 0.3, odd), defaults) == 2

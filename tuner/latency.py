@@ -103,23 +103,23 @@ class LatencyModels:
                 kind.models[latency].refit(prior)
 
     def profile_for(self, kind: str, info: EngineInfo, load: EngineLoad | None = None) -> Profile:
-        """The profile that this engine behaves by: latencies as fitted, memory and scheduler as it says itself."""
+        """The profile that this engine behaves by: latencies as fitted, memory as it says itself.
+
+        Chunk and interval are those that such engines start with, not what a plan set since: a profile is what plans
+        are made from. Of kinds without a shipped profile they are what the first such engine reported.
+        """
         if kind not in self._profiles:
-            self._profiles[kind] = guessed_prior(kind, info)
+            self._profiles[kind] = _with_knobs(guessed_prior(kind, info), load)
         known = self._known(kind)
         profile = self._profiles[kind]
         if known is not None:
             profile = _fitted(profile, known)
-        chunk = load.chunked_prefill_tokens if load is not None else None
-        interval = load.prefill_decode_interval if load is not None else None
         return msgspec.structs.replace(
             profile,
             model=info.model,
             kv_layout=info.kv_layout,
             kv_capacity_tokens=max(1, info.kv_capacity_tokens),
             context_length_tokens=max(1, info.context_length_tokens),
-            chunked_prefill_tokens=profile.chunked_prefill_tokens if chunk is None else max(16, chunk),
-            prefill_decode_interval=profile.prefill_decode_interval if interval is None else min(64, max(0, interval)),
         )
 
     def estimate(self, kind: str, latency: Latency, first: float, second: float = 0.0) -> Estimate | None:
@@ -270,3 +270,14 @@ def _step_sample(record: PassRecord) -> Sample:
 
 def _transfer_sample(record: TransferRecord) -> Sample:
     return record.bytes * max(1, record.concurrent), 0.0, record.wall_s, record.at_s
+
+
+def _with_knobs(profile: Profile, load: EngineLoad | None) -> Profile:
+    """The profile with the chunk and interval that an engine reports, as far as it does."""
+    chunk = load.chunked_prefill_tokens if load is not None else None
+    interval = load.prefill_decode_interval if load is not None else None
+    return msgspec.structs.replace(
+        profile,
+        chunked_prefill_tokens=profile.chunked_prefill_tokens if chunk is None else max(16, chunk),
+        prefill_decode_interval=profile.prefill_decode_interval if interval is None else min(64, max(0, interval)),
+    )

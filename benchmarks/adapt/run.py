@@ -18,7 +18,7 @@ from benchmarks.adapt.summary import Compared, report
 from benchmarks.machine import available_cores, describe
 from benchmarks.report import Report
 
-QUICK = ("summaries", "shift-chat-summaries")
+QUICK = ("summaries", "shift-laptop")
 QUICK_PHASE_S = 90.0
 QUICK_PHASES = 2
 

@@ -194,13 +194,24 @@ def test_kinds_are_apart():
     assert other.d_s == PRIORS["laptop"].d_s
 
 
-def test_memory_and_scheduler_are_what_the_engine_says():
-    load = EngineLoad(chunked_prefill_tokens=512, prefill_decode_interval=3)
-    profile = LatencyModels(PRIORS).profile_for(KIND, msgspec.structs.replace(INFO, kv_capacity_tokens=777), load)
+def test_memory_is_what_the_engine_says():
+    profile = LatencyModels(PRIORS).profile_for(KIND, msgspec.structs.replace(INFO, kv_capacity_tokens=777))
     assert (profile.kv_capacity_tokens, profile.context_length_tokens) == (777, 4096)
-    assert (profile.chunked_prefill_tokens, profile.prefill_decode_interval) == (512, 3)
-    silent = LatencyModels(PRIORS).profile_for(KIND, INFO, EngineLoad())
-    assert silent.chunked_prefill_tokens == PRIOR.chunked_prefill_tokens
+
+
+def test_knobs_that_a_plan_has_set_do_not_become_what_plans_start_from():
+    set_by_a_plan = EngineLoad(chunked_prefill_tokens=512, prefill_decode_interval=3)
+    profile = LatencyModels(PRIORS).profile_for(KIND, INFO, set_by_a_plan)
+    assert profile.chunked_prefill_tokens == PRIOR.chunked_prefill_tokens
+    assert profile.prefill_decode_interval == PRIOR.prefill_decode_interval
+
+
+def test_an_unknown_kind_starts_with_the_knobs_that_it_reported_first():
+    models, info = LatencyModels(PRIORS), msgspec.structs.replace(INFO, kind="unheard-of")
+    first = models.profile_for("unheard-of", info, EngineLoad(chunked_prefill_tokens=2000, prefill_decode_interval=1))
+    later = models.profile_for("unheard-of", info, EngineLoad(chunked_prefill_tokens=512, prefill_decode_interval=3))
+    assert (first.chunked_prefill_tokens, first.prefill_decode_interval) == (2000, 1)
+    assert (later.chunked_prefill_tokens, later.prefill_decode_interval) == (2000, 1)
 
 
 def test_passes_that_mix_teach_prefill_once_decodes_are_known():

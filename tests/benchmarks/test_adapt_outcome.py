@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.adapt.outcome import Change, Outcome, reached_s, series
+from benchmarks.adapt.outcome import LOOK_S, TICK_S, Change, Outcome, reached_s, series
 from benchmarks.adapt.scenarios import load_scenario
 from benchmarks.adapt.summary import Compared, goals, report
 
@@ -24,9 +24,9 @@ def test_a_policy_that_is_as_good_as_the_oracle_is_there_at_once():
 
 
 def test_time_to_be_near_the_oracle_counts_whole_ticks_from_the_shift():
-    # Of the thirty seconds after second 90, nine tenths are after second 93.
-    assert reached_s(from_s(93), ALL, ARRIVED_S, 60, 180) == 30
-    assert reached_s(from_s(94), ALL, ARRIVED_S, 60, 180) == 40
+    # Nine tenths of what arrives within the look after second 90 arrive after its first tenth.
+    assert reached_s(from_s(90 + 0.1 * LOOK_S), ALL, ARRIVED_S, 60, 180) == 30
+    assert reached_s(from_s(91 + 0.1 * LOOK_S), ALL, ARRIVED_S, 60, 180) == 30 + TICK_S
 
 
 def test_a_policy_that_stays_bad_never_gets_there():
@@ -103,4 +103,4 @@ def test_json_tells_every_change_and_phases_never_reached_are_null():
     row = next(each for each in made["results"] if each["policy"] == "trimtab")
     assert [change["at_s"] for change in row["changes"]] == [0, 10]
     assert row["reached_s"] == [None, 0]
-    assert len(row["goodput_by_tick_rps"]) == 18
+    assert len(row["goodput_by_tick_rps"]) == 180 / TICK_S

@@ -11,7 +11,7 @@ from benchmarks.adapt.closed_loop import EPOCH_S, ClosedLoop, arrival_batch, run
 from benchmarks.adapt.generate import generate
 from benchmarks.adapt.hindsight import BEST_STATIC, ORACLE, THRESHOLD, Course, Grid
 from benchmarks.adapt.jobs import POLICIES, Job, assembled, jobs_of, load_outcomes, run_job, save_outcomes
-from benchmarks.adapt.outcome import Outcome
+from benchmarks.adapt.outcome import TICK_S, Outcome
 from benchmarks.adapt.scenarios import load_scenario
 from benchmarks.adapt.statics import (
     Scored,
@@ -158,10 +158,10 @@ def test_thinking_delays_the_plan_but_by_no_more_than_a_tick(scenario, workload)
     slow = (n * 30.0 for n in itertools.count()).__next__
     loop = ClosedLoop(scenario.fleet, scenario.slos, slow, settings)
     loop.offer(workload)
-    for tick in (1, 2, 3, 4):
-        loop.tick(10.0 * tick)
+    for tick in range(1, 9):
+        loop.tick(TICK_S * tick)
     assert loop.changes
-    assert all(change.at_s % 10 == 0 for change in loop.changes)
+    assert all(change.at_s % TICK_S == 0 for change in loop.changes)
     loop.finish()
 
 

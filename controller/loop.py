@@ -283,5 +283,5 @@ def _make_tuner(settings: TunerSettings, raw: bytes | None) -> "Tuner":
         return Tuner(settings)
 
 
-def _since_issued(plan: Plan, _now_s: float) -> float:
+def _since_issued(plan: Plan) -> float:
     return plan.issued_at_s

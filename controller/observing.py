@@ -72,7 +72,7 @@ class Observer:
             self._models.add_transfers(transfers)
             self._note("transfers", [record.at_s for record in transfers[-1:]])
 
-    def observe(self, now_s: float, plan: Plan, slos: SloTable, since_s: Callable[[Plan, float], float]) -> Observation:
+    def observe(self, now_s: float, plan: Plan, slos: SloTable, since_s: Callable[[Plan], float]) -> Observation:
         """Fit the latency models and say what is known now. Takes long, and must not run beside another call.
 
         `since_s`: from which arrival on requests show what the plan in force does.
@@ -84,7 +84,7 @@ class Observer:
             slos=slos,
             plan=plan,
             workload=self._window.workload(now_s, self._span_s),
-            measured=self._window.measured(now_s, slos, plan.version, since_s(plan, now_s)),
+            measured=self._window.measured(now_s, slos, plan.version, since_s(plan)),
             hot=self._window.hot_contexts(now_s, LOOKED_BACK_S, len(self._beats)),
         )
 

@@ -18,6 +18,9 @@ COMPARABLE_LOAD = 0.35
 DISASTER = 0.5
 """Relative shortfall that no wake of a change explains."""
 
+PATIENCE = 5
+"""Probations after which a plan is let off of which nothing could be measured."""
+
 LEAST_OFFERED = 0.05
 """Share of the offered load that gains are related to at least: a plan that gives nothing makes no gain infinite."""
 
@@ -91,7 +94,8 @@ def _watch(
     measured, margin = observation.measured, settings.probation_margin if over else DISASTER
     if measured is not None and _broken(promise, measured, margin, settings):
         return _take_back(state, promise, observation, measured, settings)
-    return (replace(state, promise=None) if over else state), None
+    known = measured is not None or observation.now_s - promise.made_at_s >= PATIENCE * settings.probation_s
+    return (replace(state, promise=None) if over and known else state), None
 
 
 def _broken(promise: Promise, measured: Measured, margin: float, settings: TunerSettings) -> bool:

@@ -19,6 +19,8 @@ from tuner.slo import SloTable
 from tuner.types import Measured
 from tuner.workload import Floats
 
+ENOUGH_S, ENOUGH_REQUESTS = 30.0, 100
+"""An interval that has both is not made longer: what a plan does now counts, not what it did on average."""
 LEAST_REQUESTS = 20
 LEAST_SETTLED = 0.8
 """Share of the interval's requests whose fate must be known."""
@@ -31,14 +33,15 @@ _LEFT_OUT = [OUTCOMES.index(outcome) for outcome in Outcome if outcome in NOT_CO
 
 
 def measure(rows: Rows, classes: tuple[str, ...], slos: SloTable, since_s: float, now_s: float) -> Measured | None:
-    """`rows` arrived from `since_s` on, in order; `None` while too few of them are settled."""
+    """The latest of `rows`, which arrived from `since_s` on, in order; `None` while too few of them are settled."""
     rows = rows[~rows["warming"] & (rows["ending"] != VOID) & ~np.isin(rows["ending"], _LEFT_OUT)]
     if not len(rows):
         return None
     ttft_s, tpot_s = _bounds(rows, classes, slos)
     allowed_s = ttft_s + tpot_s * np.maximum(0.0, highest_outputs(rows) - 1) + REPORTING_S
     until_s = now_s - min(float(np.quantile(allowed_s, ALLOWED_SHARE)), (now_s - since_s) / 2)
-    inside = rows["arrived_s"] < until_s
+    since_s = max(since_s, _enough_since_s(rows, until_s))
+    inside = (rows["arrived_s"] >= since_s) & (rows["arrived_s"] < until_s)
     rows, ttft_s, tpot_s, allowed_s = rows[inside], ttft_s[inside], tpot_s[inside], allowed_s[inside]
     settled = (rows["ending"] != OPEN) | (now_s - rows["arrived_s"] > allowed_s)
     if settled.sum() < max(LEAST_REQUESTS, LEAST_SETTLED * len(rows)):
@@ -46,6 +49,12 @@ def measure(rows: Rows, classes: tuple[str, ...], slos: SloTable, since_s: float
     offered_rps = len(rows) / (until_s - since_s)
     named = np.array([slos.resolve(name) for name in classes])[rows["slo_class"]]
     return _measured(rows[settled], named[settled], ttft_s[settled], tpot_s[settled], until_s - since_s, offered_rps)
+
+
+def _enough_since_s(rows: Rows, until_s: float) -> float:
+    """From when on there is enough before `until_s`."""
+    before = rows["arrived_s"][rows["arrived_s"] < until_s]
+    return min(until_s - ENOUGH_S, float(before[-ENOUGH_REQUESTS:].min(initial=until_s)))
 
 
 def _measured(

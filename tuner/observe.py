@@ -12,9 +12,9 @@ import numpy as np
 from engines.records import ArrivalBatch, Outcome, RequestRecord
 from tuner.cleaning import Cleaned, Flaw, clean_arrivals, clean_records, counted
 from tuner.hot_prefixes import hot_contexts
-from tuner.imputing import with_outputs
+from tuner.imputing import ended_well, with_outputs
 from tuner.measuring import measure
-from tuner.rows import OPEN, OUTCOMES, Rows, RowStore
+from tuner.rows import OPEN, OUTCOMES, Rows, RowStore, blank, last_of_each
 from tuner.sharing import Prompts, share
 from tuner.slo import DEFAULT_CLASS, SloTable
 from tuner.types import HotContext, Measured
@@ -25,6 +25,10 @@ MAX_CLASSES = 64
 """Names told apart; beyond that everything is `default`. A table of SLOs has at most 16."""
 MAX_ROUTERS = 10_000
 LEAST_SPAN_S = 1.0
+LEAST_OF_CLASS = 24
+"""Answers of a class that tell how long its answers are; with fewer, earlier ones help out."""
+LENT = 64
+"""Requests of each class that are remembered for that."""
 REJECTED = OUTCOMES.index(Outcome.REJECTED)
 
 _KNOWN_AT_END = (
@@ -59,6 +63,8 @@ class Window:
         self._flaws: Counter[Flaw] = Counter()
         self._classes: dict[str, int] = {DEFAULT_CLASS: 0}
         self._announcing_since_s: dict[str, float] = {}
+        self._remembered = blank(0)
+        """Of each class the last requests that ended well and have left the window."""
         self._first_s = np.inf
         self._whole_since_s = -np.inf
         """Before this, requests had to give way to newer ones."""
@@ -105,7 +111,8 @@ class Window:
         rows = self._between(began_s, now_s)
         rows = rows[rows["ending"] != REJECTED]
         rows["prompt_tokens"] = _prompt_tokens(rows)
-        output_tokens = with_outputs(rows, now_s, rng)
+        lent = self._lent(rows, began_s)
+        output_tokens = with_outputs(np.concatenate([lent, rows]), now_s, rng)[len(lent) :]
         shared = share(_prompts(rows, output_tokens))
         names = sorted(self._classes)
         renumbered = np.array([names.index(name) for name in self._classes])
@@ -150,6 +157,13 @@ class Window:
         rows = rows[(rows["arrived_s"] >= since_s) & (rows["arrived_s"] < now_s)]
         return rows[np.argsort(rows["arrived_s"], kind="stable")]
 
+    def _lent(self, rows: Rows, began_s: float) -> Rows:
+        """Requests from before, of classes of which hardly any of `rows` has ended: the like comes back."""
+        counts = np.bincount(rows["slo_class"][ended_well(rows)], minlength=MAX_CLASSES)
+        older = np.concatenate([self._remembered, self._between(-np.inf, began_s)])
+        older = older[ended_well(older) & (counts[older["slo_class"]] < LEAST_OF_CLASS)]
+        return last_of_each(older, LENT)
+
     def _insert(self, cleaned: Cleaned, new: Sequence[bool], now_s: float) -> None:
         """Add rows that are not there yet, and let go of what is too old or too much."""
         wanted = np.array(new, dtype=np.bool_)
@@ -170,6 +184,7 @@ class Window:
         self._whole_since_s = max(self._whole_since_s, float(crowded_out["arrived_s"].max(initial=-np.inf)))
 
     def _let_go(self, rows: Rows) -> None:
+        self._remembered = last_of_each(np.concatenate([self._remembered, rows[ended_well(rows)]]), LENT)
         self._flaws[Flaw.MISSING_RECORD] += int((rows["ending"] == OPEN).sum())
         self._flaws[Flaw.MISSING_ARRIVAL] += int((rows["expected"] & ~rows["announced"]).sum())
 

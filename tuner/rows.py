@@ -58,6 +58,13 @@ def blank(count: int) -> Rows:
     return rows
 
 
+def last_of_each(rows: Rows, most: int) -> Rows:
+    """Of each class the rows that arrived last, `most` at most, in order of arrival."""
+    rows = rows[np.argsort(rows["arrived_s"], kind="stable")]
+    places = [np.flatnonzero(rows["slo_class"] == name)[-most:] for name in np.unique(rows["slo_class"])]
+    return rows[np.sort(np.concatenate(places))] if places else rows
+
+
 class RowStore:
     """Keeps at most `capacity` rows."""
 

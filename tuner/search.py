@@ -8,9 +8,11 @@ their differences and the luck of the first stage does not count.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import numpy as np
 import optuna
+from numpy.typing import NDArray
 
 from tuner.candidates import candidate_of, explicit_knobs, oddities, plan_of, region, static_baselines
 from tuner.plan import Plan
@@ -30,11 +32,10 @@ __all__ = ["SearchTask", "search", "what_if"]
 
 Clock = Callable[[], float]
 
-WARM_UP_SHARE = 0.2
-"""Simulations begin with an idle fleet; the first arrivals see too little queueing and are not counted."""
+NEARLY_ALL = 0.9
 
 SHORT = 0.5
-"""Length of the first stage's workload to that of the second's."""
+"""What is counted of the first stage's workload to what is counted of the second's."""
 
 DOUBT_Z = 1.5
 MOST_DOUBT = 0.25
@@ -68,49 +69,77 @@ def what_if(
 ) -> list[Forecast]:
     """What each plan would have made of the workload: a simple prediction, uncorrected."""
     settings = settings or TunerSettings()
-    course = Course(_fleet(engines), slos, _sample(workload, settings, 1.0, settings.seed, 1), run)
+    course = Course(_fleet(engines), slos, _stretches(workload, slos, settings, 1.0, settings.seed, 1), run)
     return [course.forecast(plan, 0) for plan in plans]
+
+
+class Stretch(NamedTuple):
+    """Simulated traffic. A simulation begins with an idle fleet and ends with one that empties: what arrives within
+    `edge_s` of either end does not show how requests fare between others, and is not counted."""
+
+    workload: Workload
+    edge_s: float
+
+    def counted(self) -> NDArray[np.bool_]:
+        arrived_s, span_s = self.workload.arrived_s, self.workload.span_s
+        return (arrived_s >= self.edge_s) & (arrived_s < span_s - self.edge_s)
+
+    def rushed(self, seconds: float) -> Self:
+        return self._replace(workload=self.workload.rushed(seconds))
+
+    def at_rate(self, factor: float) -> Self:
+        return self._replace(workload=self.workload.at_rate(factor), edge_s=self.edge_s / factor)
+
+
+def _stretches(
+    workload: Workload, slos: SloTable, settings: TunerSettings, size: float, seed: int, count: int
+) -> list[Stretch]:
+    """Bootstrapped traffic, of which `size` of the settings' horizon counts, or less if there is too much of it."""
+    edge_s, counted_s = _lasting_s(workload, slos), size * settings.horizon_s
+    span_s = counted_s + 2 * edge_s
+    shrunk = min(1.0, settings.max_simulated_requests / max(workload.rate_rps, 1e-9) / span_s)
+    rng = np.random.default_rng(seed)
+    return [Stretch(workload.bootstrap(rng, shrunk * span_s), shrunk * edge_s) for _ in range(count)]
+
+
+def _lasting_s(workload: Workload, slos: SloTable) -> float:
+    """What nearly all requests take at most if they meet their bounds: an idle fleet is then as full as it gets."""
+    table = [slos.classes[slos.resolve(name)] for name in workload.classes]
+    ttft_ms = np.array([slo.ttft_ms for slo in table])[workload.slo_class]
+    tpot_ms = np.array([slo.tpot_ms for slo in table])[workload.slo_class]
+    return float(np.quantile(ttft_ms + tpot_ms * workload.output_tokens, NEARLY_ALL)) / 1e3
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The workloads that candidates run; the first is the short one of the first stage."""
+    """What candidates run; the first is the short stretch of the first stage."""
 
     fleet: Fleet
     slos: SloTable
-    workloads: Sequence[Workload]
+    stretches: Sequence[Stretch]
     run: Simulator
 
     @classmethod
     def of(cls, task: SearchTask, run: Simulator) -> "Course":
-        settings = task.settings
-        short = [each.rushed(task.backlog_s) for each in _sample(task.workload, settings, SHORT, task.seed, 1)]
+        known = (task.workload, task.slos, task.settings)
         doubt = min(MOST_DOUBT, DOUBT_Z / math.sqrt(max(1, len(task.workload))))
-        longer = [
-            sample.at_rate(1 + doubt * (number % 3 - 1)).rushed(task.backlog_s)
-            for number, sample in enumerate(_sample(task.workload, settings, 1.0, task.seed + 1, settings.replicas))
-        ]
-        return cls(_fleet(task.engines), task.slos, [*short, *longer], run)
+        longer = _stretches(*known, 1.0, task.seed + 1, task.settings.replicas)
+        unsure = [each.at_rate(1 + doubt * (number % 3 - 1)) for number, each in enumerate(longer)]
+        stretches = [*_stretches(*known, SHORT, task.seed, 1), *unsure]
+        return cls(_fleet(task.engines), task.slos, [each.rushed(task.backlog_s) for each in stretches], run)
 
     def forecast(self, plan: Plan, index: int) -> Forecast:
-        workload = self.workloads[index]
-        timeline = self.run(workload, self.fleet, plan, self.slos)
-        warm_s = WARM_UP_SHARE * workload.span_s
-        counted = timeline.take(workload.arrived_s >= warm_s)
-        return forecast(workload.since(warm_s), counted, self.slos, self.fleet, plan)
+        stretch = self.stretches[index]
+        workload, rows = stretch.workload, stretch.counted()
+        timeline = self.run(workload, self.fleet, plan, self.slos).take(rows)
+        counted = workload.take(rows, workload.span_s - 2 * stretch.edge_s)
+        return forecast(counted, timeline, self.slos, self.fleet, plan)
 
 
 def _fleet(engines: Sequence[EngineState]) -> list[TwinEngine]:
     if not engines:
         raise ValueError("no engine to plan for")
     return [TwinEngine(engine.engine_id, engine.profile) for engine in engines]
-
-
-def _sample(workload: Workload, settings: TunerSettings, size: float, seed: int, count: int) -> list[Workload]:
-    rng = np.random.default_rng(seed)
-    most_s = settings.max_simulated_requests / max(workload.rate_rps, 1e-9)
-    span_s = size * min(settings.horizon_s, most_s)
-    return [workload.bootstrap(rng, span_s) for _ in range(count)]
 
 
 class Exploration:
@@ -193,7 +222,7 @@ def _final(task: SearchTask, course: Course, scores: Mapping[Candidate, float]) 
 
 
 def _runs(task: SearchTask, course: Course, candidate: Candidate, plan: Plan) -> list[tuple[Forecast, Scored]]:
-    found = [course.forecast(plan, index) for index in range(1, len(course.workloads))]
+    found = [course.forecast(plan, index) for index in range(1, len(course.stretches))]
     factor = task.corrections.factor(region(candidate))
     odd = oddities(candidate, explicit_knobs(task.engines))
     return [(each, scored(each, task.slos, factor, odd)) for each in found]

@@ -15,9 +15,6 @@ from tuner.state import Promise, TunerState
 from tuner.task import SearchTask
 from tuner.types import CHANGES, Candidate, Decision, Mode, Observation, SearchResult
 
-MEASURED_S = 45.0
-"""How far back clients' experience is looked at: the plan in force should be judged by what it does now."""
-
 
 @dataclass(frozen=True, slots=True)
 class PlanDraft:
@@ -58,10 +55,9 @@ class Tuner:
         """Of the last tick that searched."""
         return self._explanation
 
-    def measured_since_s(self, plan: Plan, now_s: float) -> float:
+    def measured_since_s(self, plan: Plan) -> float:
         """From which arrival on (Unix time) requests show what the plan in force does to the present traffic."""
-        moments = [plan.issued_at_s, self._state.regime_since_s or 0.0]
-        return max(max(moments) + self.settings.settle_s, now_s - MEASURED_S)
+        return max(plan.issued_at_s, self._state.regime_since_s or 0.0) + self.settings.settle_s
 
     def prepare(self, observation: Observation) -> SearchTask | None:
         """The search that this tick needs, if any."""

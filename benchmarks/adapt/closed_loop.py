@@ -129,7 +129,7 @@ class ClosedLoop:
 
     def _observe(self, now_s: float) -> Observation:
         unix_s = EPOCH_S + now_s
-        since_s = self._tuner.measured_since_s(self.plan, unix_s)
+        since_s = self._tuner.measured_since_s(self.plan)
         return Observation(
             now_s=unix_s,
             engines=self.engine_states(),

@@ -239,13 +239,22 @@ def many(count: int = 60, ago_s: float = 100.0, step_s: float = 1.0, prefix: str
 def test_goodput_is_what_met_both_bounds():
     late = many(30, prefix="late", ttft_s=1.5, e2e_s=2.0, queue_s=1.2, prefill_s=0.3)
     slow = many(30, prefix="slow", tpot_s=0.06)
-    window = window_of([*many(60), *late, *slow])
+    window = window_of([*many(30), *late, *slow])
     seen = window.measured(NOW_S, SLOS, 1, NOW_S - 100)
     assert seen is not None
-    assert seen.requests == len([1 for row in range(60) if row < seen.span_s]) + 2 * 30
-    assert seen.goodput_rps / seen.offered_rps == pytest.approx(60 / 120, abs=0.05)
+    assert seen.requests == 90
+    assert seen.goodput_rps / seen.offered_rps == pytest.approx(30 / 90)
     assert seen.causes == {Cause.QUEUE: 30, Cause.DECODE: 30}
     assert seen.plan_version == 1
+
+
+def test_what_is_measured_is_recent_once_that_is_enough():
+    """However long a plan has been in force."""
+    once_bad = many(290, ago_s=400, tpot_s=0.06)
+    window = window_of([*once_bad, *many(100, ago_s=110, prefix="good")])
+    seen = window.measured(NOW_S, SLOS, 1, NOW_S - 400)
+    assert seen is not None
+    assert (seen.requests, seen.goodput_rps) == (100, seen.offered_rps)
 
 
 def test_refused_and_failed_requests_miss_both_bounds_and_those_that_left_do_not_count():

@@ -66,7 +66,8 @@ def adapt(
         str | None, typer.Option(help="Some, separated by commas, such as trimtab,oracle.", show_default="all")
     ] = None,
     keep: Annotated[
-        Path | None, typer.Option(help="A folder of fixed plans' outcomes: those found there are not measured again.")
+        Path | None,
+        typer.Option(help="A folder of outcomes: those of the same code are not measured again."),
     ] = None,
     live: Annotated[bool, typer.Option("--live", help="Over real processes on this machine, in real time.")] = False,
 ) -> None:

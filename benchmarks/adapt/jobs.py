@@ -1,17 +1,16 @@
 """What is computed in processes of its own: one scenario under some policies. Arguments and results can be pickled."""
 
-import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from benchmarks.adapt.closed_loop import TRIMTAB, run_trimtab
 from benchmarks.adapt.generate import generate, phases
 from benchmarks.adapt.hindsight import BEST_STATIC, ORACLE, THRESHOLD, Course, screen
+from benchmarks.adapt.keeping import TUNER, WORLD, kept_name, load_outcomes, save_outcomes
 from benchmarks.adapt.outcome import Outcome
 from benchmarks.adapt.scenarios import Scenario
 from benchmarks.adapt.statics import PATTERNS
@@ -58,34 +57,23 @@ def jobs_of(scenario: Scenario, seed: int, policies: frozenset[str]) -> list[Job
 
 
 def run_job(job: Job, kept: Path | None = None) -> Sequence[Outcome]:
-    """The outcome of each policy. Those in hindsight are taken from the folder `kept` if they are there."""
+    """The outcome of each policy, taken from the folder `kept` if it is there."""
     warm_up()
-    if TRIMTAB in job.policies:
-        workload = generate(job.scenario, job.seed)
-        return [run_trimtab(workload, job.scenario.fleet, job.scenario.slos, time.process_time)]
     if kept is None:
-        return _hindsight(job)
-    file = kept / f"{_key(job)}.npz"
+        return _outcomes(job)
+    file = kept / _kept_name(job)
     if file.exists():
         return load_outcomes(file)
-    outcomes = _hindsight(job)
+    outcomes = _outcomes(job)
     save_outcomes(file, outcomes)
     return outcomes
 
 
-def save_outcomes(file: Path, outcomes: Sequence[Outcome]) -> None:
-    """Fixed plans' outcomes; how a plan changed is not kept."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    named = {"policies": np.array([each.policy for each in outcomes]), "plans": np.array([e.plan for e in outcomes])}
-    np.savez_compressed(file, allow_pickle=False, **named, **{each.policy: each.good for each in outcomes})
-
-
-def load_outcomes(file: Path) -> list[Outcome]:
-    with np.load(file) as held:
-        return [
-            Outcome(str(policy), str(plan), held[str(policy)])
-            for policy, plan in zip(held["policies"], held["plans"], strict=True)
-        ]
+def _outcomes(job: Job) -> Sequence[Outcome]:
+    if TRIMTAB not in job.policies:
+        return _hindsight(job)
+    workload = generate(job.scenario, job.seed)
+    return [run_trimtab(workload, job.scenario.fleet, job.scenario.slos, time.process_time)]
 
 
 def assembled(parts: Sequence[Outcome]) -> Outcome:
@@ -110,7 +98,14 @@ def _hindsight(job: Job) -> list[Outcome]:
     return [each for each in found if each.policy in job.policies]
 
 
-def _key(job: Job) -> str:
-    asked = msgspec.json.encode([job.scenario.name, job.scenario.phases, job.scenario.traffic, job.scenario.profile])
-    rest = f"{job.scenario.slos.model_dump_json()} {job.seed} {sorted(job.policies)} {job.phase}"
-    return f"{job.scenario.name}-{hashlib.sha256(asked + rest.encode()).hexdigest()[:16]}"
+def _kept_name(job: Job) -> str:
+    scenario = job.scenario
+    asked = [
+        scenario.phases,
+        scenario.traffic,
+        scenario.engines,
+        scenario.profile,
+        scenario.slos.model_dump(mode="json"),
+    ]
+    code = (*WORLD, *TUNER) if TRIMTAB in job.policies else WORLD
+    return kept_name(scenario.name, asked, code)

@@ -30,7 +30,7 @@ class AdaptOptions:
     seed: int
     quick: bool
     kept: Path | None = None
-    """Folder with outcomes of fixed plans that need not be measured again."""
+    """Folder with outcomes that need not be measured again, as long as the code that made them is the same."""
 
 
 def run_adapt(options: AdaptOptions) -> Report:

@@ -10,8 +10,9 @@ from benchmarks.adapt import hindsight
 from benchmarks.adapt.closed_loop import EPOCH_S, ClosedLoop, arrival_batch, run_trimtab
 from benchmarks.adapt.generate import generate
 from benchmarks.adapt.hindsight import BEST_STATIC, ORACLE, THRESHOLD, Course, Grid
-from benchmarks.adapt.jobs import POLICIES, Job, assembled, jobs_of, load_outcomes, run_job, save_outcomes
-from benchmarks.adapt.outcome import TICK_S, Outcome
+from benchmarks.adapt.jobs import POLICIES, Job, assembled, jobs_of, run_job
+from benchmarks.adapt.keeping import kept_name, load_outcomes, save_outcomes
+from benchmarks.adapt.outcome import TICK_S, Change, Outcome
 from benchmarks.adapt.scenarios import load_scenario
 from benchmarks.adapt.statics import (
     Scored,
@@ -22,7 +23,7 @@ from benchmarks.adapt.statics import (
     score,
     states,
 )
-from benchmarks.adapt.world import ThresholdFleet, run_fixed, run_threshold, with_min_remote
+from benchmarks.adapt.world import ThresholdFleet, run_threshold, with_min_remote
 from engines.types import Role
 from tuner.candidates import data_parallel, explicit_knobs, split
 from tuner.plan import DATA_PARALLEL, Admission, HotPrefix, Policy
@@ -212,14 +213,21 @@ def test_the_oracle_is_its_phases_one_after_the_other():
     assert whole.plan == "a; b"
 
 
-def test_outcomes_can_be_kept(tmp_path, scenario, workload):
-    candidate = next(patterns(scenario.fleet))
-    outcome = run_fixed("data_parallel", candidate, workload, scenario.fleet, scenario.slos)
+def test_outcomes_can_be_kept(tmp_path):
+    change = Change(5.0, "drift", "data_parallel", "a sentence")
+    outcome = Outcome("trimtab", "a plan", np.array([True, False]), [change], 0.25)
     file = tmp_path / "deep" / "kept.npz"
     save_outcomes(file, [outcome])
     (loaded,) = load_outcomes(file)
-    assert (loaded.policy, loaded.plan) == (outcome.policy, outcome.plan)
     assert np.array_equal(loaded.good, outcome.good)
+    for name in ("policy", "plan", "changes", "thought_s"):
+        assert getattr(loaded, name) == getattr(outcome, name)
+
+
+def test_kept_outcomes_are_not_used_for_other_code():
+    some, more = ("benchmarks/adapt/*.py",), ("benchmarks/adapt/*.py", "tuner/plan.py")
+    assert kept_name("a", [1], some) == kept_name("a", [1], some)
+    assert len({kept_name("a", [1], some), kept_name("a", [1], more), kept_name("a", [2], some)}) == 3
 
 
 def test_kept_outcomes_are_not_used_for_other_arrivals(tmp_path, scenario, monkeypatch):

@@ -1,0 +1,49 @@
+"""Outcomes that need not be measured again, in a folder: a table of hours survives being interrupted."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+import tuner
+from benchmarks.adapt.outcome import Change, Outcome
+
+WORLD = (
+    *(f"benchmarks/adapt/{name}.py" for name in ("generate", "hindsight", "statics", "world")),
+    *(f"engines/emulated/{name}.py" for name in ("kernel", "radix", "reservations", "scheduler")),
+    "tuner/placement.py",
+    "tuner/twin/**/*.py",
+)
+"""Code that fixed plans' outcomes rest on."""
+TUNER = ("benchmarks/adapt/closed_loop.py", "tuner/**/*.py")
+"""Code that Trimtab's rest on beside that."""
+
+
+def kept_name(scenario: str, asked: object, code: Sequence[str]) -> str:
+    """A file name that is another one for another question or other code."""
+    digest = hashlib.sha256(msgspec.json.encode(asked))
+    for file in sorted({file for pattern in code for file in _root().glob(pattern)}):
+        digest.update(file.read_bytes())
+    return f"{scenario}-{digest.hexdigest()[:16]}.npz"
+
+
+def save_outcomes(file: Path, outcomes: Sequence[Outcome]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    told = [(each.policy, each.plan, each.changes, each.thought_s) for each in outcomes]
+    good = {f"good{at}": each.good for at, each in enumerate(outcomes)}
+    np.savez_compressed(file, allow_pickle=False, told=np.frombuffer(msgspec.json.encode(told), np.uint8), **good)
+
+
+def load_outcomes(file: Path) -> list[Outcome]:
+    with np.load(file) as held:
+        told = msgspec.json.decode(held["told"].tobytes(), type=list[tuple[str, str, list[Change], float]])
+        return [
+            Outcome(policy, plan, held[f"good{at}"], changes, thought_s)
+            for at, (policy, plan, changes, thought_s) in enumerate(told)
+        ]
+
+
+def _root() -> Path:
+    return Path(tuner.__file__).parents[1]

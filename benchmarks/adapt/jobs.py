@@ -100,12 +100,7 @@ def _hindsight(job: Job) -> list[Outcome]:
 
 def _kept_name(job: Job) -> str:
     scenario = job.scenario
-    asked = [
-        scenario.phases,
-        scenario.traffic,
-        scenario.engines,
-        scenario.profile,
-        scenario.slos.model_dump(mode="json"),
-    ]
+    traffic = [scenario.phases, scenario.traffic, scenario.slos.model_dump(mode="json"), job.seed, job.phase]
+    asked = [*traffic, scenario.engines, scenario.profile, sorted(job.policies)]
     code = (*WORLD, *TUNER) if TRIMTAB in job.policies else WORLD
     return kept_name(scenario.name, asked, code)

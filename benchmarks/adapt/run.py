@@ -1,6 +1,7 @@
 """Runs every job of every scenario side by side, and puts the outcomes together."""
 
 import multiprocessing
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from benchmarks.adapt.scenarios import Scenario, load_scenario, scenario_names
 from benchmarks.adapt.summary import Compared, report
 from benchmarks.machine import available_cores, describe
 from benchmarks.report import Report
+from engines.parent import die_with
 
 QUICK = ("summaries", "shift-laptop")
 QUICK_PHASE_S = 90.0
@@ -55,7 +57,7 @@ def _all(jobs: Sequence[Job], kept: Path | None) -> Iterator[tuple[Job, Sequence
     # Fresh processes: forked ones would share what compiled code and thread pools hold.
     context = multiprocessing.get_context("spawn")
     workers = min(len(available_cores()), len(jobs))
-    with _progress() as progress, ProcessPoolExecutor(workers, context) as pool:
+    with _progress() as progress, ProcessPoolExecutor(workers, context, die_with, (os.getpid(),)) as pool:
         task = progress.add_task("", total=len(jobs))
         largest_first = sorted(jobs, key=lambda job: -job.size)
         futures: dict[Future[Sequence[Outcome]], Job] = {pool.submit(run_job, job, kept): job for job in largest_first}

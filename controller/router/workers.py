@@ -1,6 +1,5 @@
 """Several router processes on one port: the kernel spreads connections over them."""
 
-import ctypes
 import json
 import multiprocessing
 import os
@@ -18,13 +17,13 @@ import structlog
 from prometheus_client.multiprocess import mark_process_dead
 
 from controller.settings import RouterSettings
+from engines.parent import die_with
 
 log = structlog.get_logger()
 
 MULTIPROCESS_DIR = "PROMETHEUS_MULTIPROC_DIR"
 RESTART_AFTER_S = 1.0
 KILL_AFTER_S = 5.0
-PR_SET_PDEATHSIG = 1
 
 RunOne = Callable[[RouterSettings], int]
 Process = multiprocessing.process.BaseProcess
@@ -124,17 +123,8 @@ class _Supervisor:
 
 def _work(run_one: RunOne, settings: RouterSettings, parent_pid: int) -> None:
     """What a worker process does."""
-    _die_with(parent_pid)
+    die_with(parent_pid)
     sys.exit(run_one(settings))
-
-
-def _die_with(parent_pid: int) -> None:
-    """A parent that is killed with SIGKILL cannot stop its workers; on Linux the kernel can."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The parent may have died before the line above; then no signal will ever come.
-    if os.getppid() != parent_pid:
-        sys.exit(1)
 
 
 @contextmanager

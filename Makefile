@@ -14,13 +14,14 @@ SGLANG_BIN := $(VENV_SGLANG)/bin
 export TRIMTAB_SGLANG_PYTHON ?= $(abspath $(SGLANG_BIN)/python)
 REAL := $(VENV_SGLANG)/.ready $(SMALL_MODEL)/model.safetensors
 
-.PHONY: help system up test test-real lint format install sglang bench bench-sglang lock clean
+.PHONY: help system system-compose up test test-real test-compose lint format install sglang bench bench-sglang lock clean
 
 help:
 	@echo "make up      install if needed, run the embedded stack until Ctrl-C (ARGS='--engines 2 --load chat')"
 	@echo "             with SGLang on the CPU instead of emulated engines: make up ENGINE=sglang"
 	@echo "make test    install if needed, run every test that needs no SGLang (ARGS='-k router')"
 	@echo "make test-real   the tests on real SGLang engines (on the CPU)"
+	@echo "make test-compose   docker-compose.yml in Podman, on images made of Debian packages; as root, it installs what it needs"
 	@echo "make system  Debian packages that some tests need: Prometheus with promtool, Chromium, a font"
 	@echo "make lint    ruff, mypy and the import contracts"
 	@echo "make bench   router benchmark beside its peers (ARGS='--quick')"
@@ -49,6 +50,21 @@ test: $(VENV)/.dev
 # One process: all of these tests share two engines, which take half the machine each.
 test-real: $(VENV)/.dev $(REAL)
 	TRIMTAB_SMALL_MODEL=$(SMALL_MODEL) $(BIN)/python -m pytest -m real --timeout 900 $(ARGS)
+
+# Images and the virtual environment of podman-compose are kept there from run to run: 3 GB.
+COMPOSE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/trimtab-compose
+
+test-compose: $(VENV)/.dev system-compose $(COMPOSE_CACHE)/venv/.ready
+	PATH="$(COMPOSE_CACHE)/venv/bin:$$PATH" TRIMTAB_TEST_COMPOSE=$(COMPOSE_CACHE) $(BIN)/python -m pytest tests/compose/test_demo.py $(ARGS)
+
+system-compose:
+	@command -v podman >/dev/null && command -v runc >/dev/null && command -v mmdebstrap >/dev/null || { apt-get update -q && \
+		apt-get install -y -q --no-install-recommends podman runc netavark aardvark-dns iptables mmdebstrap; }
+
+$(COMPOSE_CACHE)/venv/.ready: requirements/compose.lock
+	$(PYTHON) -m venv $(COMPOSE_CACHE)/venv
+	$(COMPOSE_CACHE)/venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/compose.lock
+	@touch $@
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

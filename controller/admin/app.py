@@ -37,7 +37,10 @@ def create_app(
 
     Without a forecaster nothing can be predicted; without a registry there is nothing to scrape.
     """
-    app = FastAPI(title="Trimtab admin", version=version("trimtab"), description=DESCRIPTION)
+    # FastAPI's own pages load scripts from other hosts; docs/api.md is made of /openapi.json instead.
+    app = FastAPI(
+        title="Trimtab admin", version=version("trimtab"), description=DESCRIPTION, docs_url=None, redoc_url=None
+    )
     problems.install(app)
     guarded = [Depends(BearerAuth(token))]
     for routes in (plan_routes, slo_routes, mode_routes, fleet_routes, migration_routes):

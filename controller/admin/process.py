@@ -14,7 +14,6 @@ import structlog
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from controller import logs
 from controller.admin.app import create_app
 from controller.admin.forecasts import Forecaster
 from controller.admin.services import Services
@@ -22,6 +21,7 @@ from controller.controller_metrics import ControllerMetrics
 from controller.settings import AdminSettings, BadSettings
 from controller.store import StoreUnavailable, open_store
 from controller.tuning import Tuning
+from engines import logs
 from tuner.plan import BadDocument
 
 SHUTDOWN_S = 5
@@ -34,7 +34,7 @@ def run(settings: AdminSettings) -> int:
     """Serve until SIGTERM or SIGINT; the exit code. Raises `BadSettings` for what cannot work."""
     _refuse_exposure(settings)
     with _listener(settings.admin_host, settings.admin_port) as listener, _signals_end_quietly():
-        logs.configure()
+        logs.configure(settings.log_level)
         if settings.admin_token is None:
             log.warning("no admin token: every process on this machine may change the plan; set TRIMTAB_ADMIN_TOKEN")
         asyncio.run(_serve(settings, listener))
@@ -54,7 +54,7 @@ async def _serve(settings: AdminSettings, listener: socket.socket) -> None:
             forecaster = Forecaster(tuning, services.plans.check)
         config = uvicorn.Config(
             create_app(services, settings.admin_token, forecaster, registry),
-            log_level="warning",
+            log_config=None,
             timeout_graceful_shutdown=SHUTDOWN_S,
         )
         await _Server(config, lambda: _say_ready(settings.ready_file, listener)).serve(sockets=[listener])

@@ -5,7 +5,7 @@ from importlib.metadata import version as installed_version
 
 import typer
 
-from controller.cli import model, plan, serve, slo, top, tuner, up
+from controller.cli import load, model, plan, serve, slo, top, tuner, up
 from controller.cli.errors import CliError
 from controller.settings import BadSettings
 
@@ -30,6 +30,7 @@ app = typer.Typer(
 app.command("up")(up.up)
 app.command("router")(serve.router)
 app.command("controller")(serve.controller)
+app.command("load")(load.load)
 app.add_typer(serve.engine_app, name="engine")
 app.add_typer(model.app, name="model")
 app.add_typer(plan.app, name="plan")

@@ -11,6 +11,13 @@ from controller.cli.errors import CliError
 Model = Annotated[str | None, typer.Option(help="Name that clients ask for; also names the keys in Redis")]
 RedisUrl = Annotated[str | None, typer.Option(help="redis://host:port/0")]
 Host = Annotated[str | None, typer.Option(help="Address to listen on; loopback unless given")]
+TracesUrl = Annotated[
+    str | None, typer.Option(help="Where spans go by OTLP over HTTP, for example http://127.0.0.1:4318")
+]
+TracesRatio = Annotated[
+    float | None, typer.Option(help="Share of requests to trace, unless the caller decided it [default: 1]")
+]
+LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error [default: info]")]
 ReadyFile = Annotated[Path | None, typer.Option(help="Written with the address, as JSON, once the process serves")]
 
 engine_app = typer.Typer(help="Run an engine.", no_args_is_help=True)
@@ -37,6 +44,13 @@ def router(
     drain_s: Annotated[
         float | None, typer.Option(help="How long streams may go on after SIGTERM [default: 30]")
     ] = None,
+    log_requests: Annotated[
+        str | None,
+        typer.Option(help="A log line for each request: off, lines, or prompts with the prompt in it [default: off]"),
+    ] = None,
+    log_level: LogLevel = None,
+    traces_url: TracesUrl = None,
+    traces_ratio: TracesRatio = None,
     ready_file: ReadyFile = None,
 ) -> None:
     """Serve the OpenAI API over a fleet of engines.
@@ -62,6 +76,10 @@ def router(
         workers=workers,
         router_id=router_id,
         drain_s=drain_s,
+        log_requests=log_requests,
+        log_level=log_level,
+        traces_url=traces_url,
+        traces_ratio=traces_ratio,
         ready_file=ready_file,
     )
     try:
@@ -87,6 +105,7 @@ def controller(
     tune: Annotated[
         bool | None, typer.Option("--tune/--no-tune", help="Whether to change plans besides serving the API")
     ] = None,
+    log_level: LogLevel = None,
     ready_file: ReadyFile = None,
 ) -> None:
     """Serve the admin API, and keep choosing the plan with the most goodput.
@@ -112,6 +131,7 @@ def controller(
         lease_s=lease_s,
         controller_id=controller_id,
         tune=tune,
+        log_level=log_level,
         ready_file=ready_file,
     )
     raise typer.Exit(run(settings))
@@ -136,6 +156,9 @@ def emulated(
     context_length_tokens: Annotated[int | None, typer.Option(help="Longest context instead of the profile's")] = None,
     time_scale: Annotated[float | None, typer.Option(help="Modelled times are multiplied by this [default: 1]")] = None,
     redis_url: RedisUrl = None,
+    log_level: LogLevel = None,
+    traces_url: TracesUrl = None,
+    traces_ratio: TracesRatio = None,
     ready_file: ReadyFile = None,
 ) -> None:
     """Run an engine whose answers are made up and whose time is modelled, over the same HTTP as a real one.
@@ -162,6 +185,9 @@ def emulated(
             context_length_tokens=context_length_tokens,
             time_scale=time_scale,
             redis_url=redis_url,
+            log_level=log_level,
+            traces_url=traces_url,
+            traces_ratio=traces_ratio,
             ready_file=ready_file,
         )
         code = run(settings)
@@ -184,6 +210,8 @@ def sglang(
     advertise_url: Annotated[str | None, typer.Option(help="Address that routers are told instead")] = None,
     cores: Annotated[str | None, typer.Option(help="CPU cores to stay on, for example 0 or 0-3,8")] = None,
     redis_url: RedisUrl = None,
+    traces_url: TracesUrl = None,
+    traces_ratio: TracesRatio = None,
     ready_file: ReadyFile = None,
 ) -> None:
     """Run SGLang with the microserving verbs. Flags that are not listed here are SGLang's own and passed on.
@@ -200,6 +228,8 @@ def sglang(
         "KIND": kind,
         "ADVERTISE_URL": advertise_url,
         "REDIS_URL": redis_url,
+        "TRACES_URL": traces_url,
+        "TRACES_RATIO": None if traces_ratio is None else str(traces_ratio),
     }
     options = LaunchOptions(
         model=model,

@@ -13,6 +13,7 @@ class LoadName(enum.StrEnum):
     NONE = "none"
     CHAT = "chat"
     MIXED = "mixed"
+    SHIFTING = "shifting"
 
 
 class EngineName(enum.StrEnum):
@@ -52,6 +53,9 @@ def up(
             help="A Redis to use; one is started unless given. With a password in it, rather set TRIMTAB_REDIS_URL",
         ),
     ] = None,
+    traces_url: Annotated[str | None, typer.Option(help="Where spans go by OTLP over HTTP; without it nowhere")] = None,
+    traces_ratio: Annotated[float | None, typer.Option(help="Share of requests to trace [default: 1]")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error [default: info]")] = None,
 ) -> None:
     """Run Redis, engines, controller and router on this machine until Ctrl-C.
 
@@ -61,8 +65,11 @@ def up(
     * `trimtab up --engines 2 --load mixed`
     * `trimtab up --port 0 --admin-port 0`
     * `trimtab up --engine sglang --model .models/smollm2-135m`
+    * `trimtab up --traces-url http://127.0.0.1:4318`
     """
     from controller.cli.errors import CliError
+    from controller.settings import StackObservability
+    from controller.settings import load as load_settings
     from controller.stack.parts import StackOptions
     from controller.stack.stack import StackFailed, run
 
@@ -78,6 +85,9 @@ def up(
         api_key=api_key,
         admin_token=admin_token,
         redis_url=redis_url,
+        observability=load_settings(
+            StackObservability, traces_url=traces_url, traces_ratio=traces_ratio, log_level=log_level
+        ),
     )
     try:
         raise typer.Exit(run(options, typer.echo))

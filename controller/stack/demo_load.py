@@ -1,23 +1,23 @@
-"""A built-in load, so that `trimtab top` has something to show: `python -m controller.stack.demo_load --url URL ...`.
+"""A built-in load, so that `trimtab top` has something to show; `trimtab load` sends it to any router.
 
 Open loop: requests arrive by a Poisson process whether or not earlier ones are done, as those of real users do.
 """
 
 import asyncio
 import contextlib
+import itertools
+import math
 import os
 import random
 import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import httpx
 import structlog
-import typer
 
-from controller import logs
+from engines import logs
 
 MAX_IN_FLIGHT = 256
 """Arrivals beyond this are dropped and counted: a router that hangs must not fill this process's memory."""
@@ -47,7 +47,31 @@ class Kind:
 CHAT = Kind("chat", prompt_words=60, output_tokens=60, shared_words=250, conversations=6, share=0.6)
 SUMMARY = Kind("summary", prompt_words=1500, output_tokens=30, share=0.2)
 CODE = Kind("code", prompt_words=400, output_tokens=120, shared_words=600, conversations=2, share=0.2)
-MIXES: Mapping[str, Sequence[Kind]] = {"chat": (CHAT,), "mixed": (CHAT, SUMMARY, CODE)}
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What is sent for a while."""
+
+    kinds: Sequence[Kind]
+    duration_s: float = math.inf
+    rate_factor: float = 1.0
+    """Long requests come more rarely than short ones."""
+
+
+SHIFT_S = 180.0
+"""Long enough for a few ticks to see the new traffic, and for what they decide to show."""
+SHIFTING = (
+    Phase((CHAT,), SHIFT_S, 1.5),
+    Phase((SUMMARY,), SHIFT_S, 0.6),
+    Phase((CHAT, SUMMARY, CODE), SHIFT_S),
+    Phase((CODE,), SHIFT_S, 0.8),
+)
+MIXES: Mapping[str, Sequence[Phase]] = {
+    "chat": (Phase((CHAT,)),),
+    "mixed": (Phase((CHAT, SUMMARY, CODE)),),
+    "shifting": SHIFTING,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +99,21 @@ def requests(rng: random.Random, kinds: Sequence[Kind]) -> Iterator[Request]:
             f"{_shared(conversation, kind.shared_words)} {_words(rng, _vary(rng, kind.prompt_words))}".strip(),
             _vary(rng, kind.output_tokens),
         )
+
+
+def arrivals(rng: random.Random, phases: Sequence[Phase], rate: float) -> Iterator[tuple[float, Request]]:
+    """Gaps in seconds, and what comes after each, phase after phase, for ever."""
+    waited_s = 0.0
+    for phase in itertools.cycle(phases):
+        left_s = phase.duration_s
+        for gap_s, request in zip(gaps_s(rng, rate * phase.rate_factor), requests(rng, phase.kinds), strict=True):
+            if gap_s > left_s:
+                break
+            left_s -= gap_s
+            yield waited_s + gap_s, request
+            waited_s = 0.0
+        # The rest of a phase in which nothing comes any more is waited for with the next one's first gap.
+        waited_s += left_s
 
 
 def _vary(rng: random.Random, median: int) -> int:
@@ -139,7 +178,7 @@ async def send(url: str, model: str, mix: str, rate: float, api_key: str | None,
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=TIMEOUT_S, limits=limits) as client:
         load = Load(client, model)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(load.run(zip(gaps_s(rng, rate), requests(rng, MIXES[mix]), strict=True)))
+            tasks.create_task(load.run(arrivals(rng, MIXES[mix], rate)))
             tasks.create_task(_report(load))
 
 
@@ -149,21 +188,9 @@ async def _report(load: Load) -> None:
         log.info("load", **{name.replace(" ", "_"): count for name, count in sorted(load.counts.items())})
 
 
-def main(
-    url: Annotated[str, typer.Option(help="Address of the router")],
-    model: Annotated[str, typer.Option(help="Model to ask for")],
-    mix: Annotated[str, typer.Option(help=f"One of: {', '.join(MIXES)}")] = "chat",
-    rate: Annotated[float, typer.Option(min=0.01, help="Requests a second")] = 2.0,
-    seed: Annotated[int, typer.Option(help="The same seed sends the same requests")] = 0,
-) -> None:
-    """Send a load until SIGTERM. The API key comes from TRIMTAB_API_KEY."""
-    if mix not in MIXES:
-        raise typer.BadParameter(f"there is no mix {mix!r}; known are: {', '.join(MIXES)}")
+def run(url: str, model: str, mix: str, rate: float, seed: int) -> None:
+    """Send a load until SIGTERM or Ctrl-C. The API key comes from TRIMTAB_API_KEY."""
     logs.configure()
     with contextlib.suppress(KeyboardInterrupt):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         asyncio.run(send(url, model, mix, rate, os.environ.get("TRIMTAB_API_KEY"), seed))
-
-
-if __name__ == "__main__":
-    typer.run(main)

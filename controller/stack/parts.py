@@ -7,6 +7,7 @@ from pathlib import Path
 
 import engines.emulated
 from controller.stack.supervise import READY_S, ChildSpec
+from engines.observability import Observability
 
 HOST = "127.0.0.1"
 DRAIN_S = 3.0
@@ -40,6 +41,8 @@ class StackOptions:
     """`None` makes one up."""
     redis_url: str | None = field(default=None, repr=False)
     """`None` starts one."""
+    observability: Observability = field(default_factory=Observability)
+    """What is not set here is left to each process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ class Parts:
         return ChildSpec(
             f"engine-{engine_id}",
             _command("-m controller.cli engine sglang", flags),
-            env={"TRIMTAB_SGLANG_REDIS_URL": self.redis_url},
+            env={"TRIMTAB_SGLANG_REDIS_URL": self.redis_url, **self._observability("TRIMTAB_SGLANG_")},
             stop_s=SGLANG_STOP_S,
             ready_s=max(READY_S, SGLANG_READY_S),
         )
@@ -76,24 +79,30 @@ class Parts:
     def _emulated(self, engine_id: str) -> ChildSpec:
         flags = {"profile": self.options.profile, "engine-id": engine_id, "host": HOST}
         command = _command("-m engines.emulated", flags)
-        return ChildSpec(f"engine-{engine_id}", command, env={"TRIMTAB_ENGINE_REDIS_URL": self.redis_url})
+        env = {"TRIMTAB_ENGINE_REDIS_URL": self.redis_url, **self._observability("TRIMTAB_ENGINE_")}
+        return ChildSpec(f"engine-{engine_id}", command, env=env)
 
     def controller(self) -> ChildSpec:
         command = _command("-m controller.cli controller", {"model": self.model, "host": HOST})
         secrets = {"TRIMTAB_ADMIN_TOKEN": self.admin_token, "TRIMTAB_REDIS_URL": self.redis_url}
-        return ChildSpec("controller", command, self.options.admin_port, secrets)
+        return ChildSpec("controller", command, self.options.admin_port, {**secrets, **self._observability("TRIMTAB_")})
 
     def router(self) -> ChildSpec:
         flags = {"model": self.model, "host": HOST, "tokenizer": str(self._tokenizer()), "drain-s": f"{DRAIN_S:g}"}
         command = _command("-m controller.cli router", flags)
         secrets = {**self._client_env(), "TRIMTAB_REDIS_URL": self.redis_url}
-        return ChildSpec("router", command, self.options.port, secrets, stop_s=DRAIN_S + 5)
+        env = {**secrets, **self._observability("TRIMTAB_")}
+        return ChildSpec("router", command, self.options.port, env, stop_s=DRAIN_S + 5)
 
     def load(self, mix: str, url: str) -> ChildSpec:
         rate = self.options.load_rate or RATE_PER_ENGINE * self.options.engines
         flags = {"url": url, "model": self.model, "mix": mix, "rate": f"{rate:g}"}
-        arguments = ["-m", "controller.stack.demo_load", *_flags(flags)]
+        arguments = ["-m", "controller.cli", "load", *_flags(flags)]
         return ChildSpec("load", lambda _port, _ready: arguments, port=None, env=self._client_env())
+
+    def _observability(self, prefix: str) -> Mapping[str, str]:
+        given = self.options.observability.model_dump(exclude_unset=True)
+        return {f"{prefix}{name.upper()}": str(value) for name, value in given.items()}
 
     def _tokenizer(self) -> Path:
         return self.options.model_folder or TOKENIZER

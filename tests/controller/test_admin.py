@@ -55,17 +55,19 @@ class FakeEngine:
         self._call("config", config)
         return config
 
-    async def prep_recv(self, request_id: str, prompt: Prompt, end: int, ttl_s: float) -> PrepRecvAnswer:
+    async def prep_recv(
+        self, request_id: str, prompt: Prompt, end: int, ttl_s: float, trace: object = None
+    ) -> PrepRecvAnswer:
         self._call("prep_recv", (prompt.tokens, end))
         return PrepRecvAnswer(kv_addr_info="room", prefix_matched_length=self.matched)
 
     async def remote_send(
-        self, request_id: str, prompt: Prompt, kv_addr_info: str, begin: int, end: int
+        self, request_id: str, prompt: Prompt, kv_addr_info: str, begin: int, end: int, trace: object = None
     ) -> RemoteSendAnswer:
         self._call("remote_send", (kv_addr_info, begin, end))
         return RemoteSendAnswer(cached_length=0, bytes=640, prefill_s=0.1, transfer_s=0.2)
 
-    async def abort(self, request_id: str) -> None:
+    async def abort(self, request_id: str, trace: object = None) -> None:
         self._call("abort", None)
 
     async def aclose(self) -> None:

@@ -1,17 +1,15 @@
 """Recording rules and alerts, by Prometheus's own tool."""
 
-import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import click
 import pytest
-import typer.main
 import yaml
 
-from controller.cli.root import app
+from tests.compose.compose_file import MODEL, OURS, command_of, names_of
 from tests.support.boards import PROMETHEUS, RULES
+from tests.support.commands import advised, unknown_commands
 from tests.support.prometheus import PROMTOOL, WHY_SKIPPED
 
 UNIT_TESTS = sorted((PROMETHEUS / "tests").glob("*.yml"))
@@ -57,23 +55,16 @@ def test_every_alert_says_how_bad_it_is_and_what_to_do(alert: Mapping[str, Any])
 
 
 def test_every_command_that_an_alert_advises_exists() -> None:
-    advised = {
-        command for alert in ALERTS for command in re.findall(r"`trimtab ([^`]+)`", alert["annotations"]["what_to_do"])
-    }
-    assert advised
-    for command in advised:
-        found: click.Command = typer.main.get_command(app)
-        words = command.split()
-        while words and hasattr(found, "commands"):
-            assert words[0] in found.commands, command
-            found = found.commands[words.pop(0)]
+    texts = "\n".join(alert["annotations"]["what_to_do"] for alert in ALERTS)
+    assert list(advised(texts))
+    assert unknown_commands(texts) == []
 
 
 def test_what_is_scraped_by_default_are_services_of_the_compose_file() -> None:
-    services = yaml.safe_load((PROMETHEUS.parents[1] / "docker-compose.yml").read_text())["services"]
+    commands = {name: command_of(service) for service in OURS for name in names_of(service)}
     for file in (PROMETHEUS / "targets").glob("*.yml"):
         for group in yaml.safe_load(file.read_text()):
-            assert group["labels"]["model"]
+            assert group["labels"]["model"] == MODEL
             for target in group["targets"]:
                 host, port = target.split(":")
-                assert port in services[host]["command"], target
+                assert port in commands[host], target

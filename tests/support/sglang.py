@@ -22,6 +22,7 @@ MODEL_VARIABLE = "TRIMTAB_SMALL_MODEL"
 MODEL = "smollm2-135m"
 START_S = 600.0
 STOP_S = 30.0
+ANSWER_S = 120.0
 LOG_TAIL = 3000
 BYTES_PER_TOKEN = 23_040
 """Of this model's KV in bfloat16: 2 · 30 layers · 3 heads · 64 · 2."""
@@ -52,6 +53,8 @@ class RealEngine:
     redis_url: str | None = None
     plugins: str | None = None
     flags: tuple[str, ...] = ()
+    more: Mapping[str, str] = field(default_factory=dict)
+    """Of its environment."""
     process: subprocess.Popen[bytes] | None = None
     starts: int = field(default=0)
 
@@ -81,7 +84,7 @@ class RealEngine:
             "ready-file": self._ready_file,
         }
         arguments = [part for name, value in given.items() for part in (f"--{name}", str(value))]
-        own = {"TRIMTAB_SGLANG_REDIS_URL": self.redis_url, "SGLANG_PLUGINS": self.plugins}
+        own = {"TRIMTAB_SGLANG_REDIS_URL": self.redis_url, "SGLANG_PLUGINS": self.plugins, **self.more}
         command = [sys.executable, tether.__file__, str(os.getpid()), sys.executable, "-m", "controller.cli"]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
@@ -147,6 +150,8 @@ class Pair:
     engines: tuple[RealEngine, RealEngine]
     plain_answers: Mapping[str, Any]
     """By the name of the question."""
+    knobs: Mapping[str, Any]
+    """That both started with."""
 
     def revive(self) -> None:
         """Start again what a test has killed, and wait until both serve."""
@@ -156,6 +161,13 @@ class Pair:
         for engine in dead:
             engine.wait()
 
+    def mend(self) -> None:
+        """`revive`, and take back what tests change: knobs, and that an engine takes no work."""
+        self.revive()
+        for engine in self.engines:
+            httpx.post(f"{engine.url}/microserving/drain", json={"on": False}, timeout=ANSWER_S).raise_for_status()
+            httpx.post(f"{engine.url}/microserving/config", json=self.knobs, timeout=ANSWER_S).raise_for_status()
+
 
 Question = tuple[str, dict[str, Any]]
 """Path and JSON body."""
@@ -163,13 +175,23 @@ Question = tuple[str, dict[str, Any]]
 
 @contextlib.contextmanager
 def running_pair(
-    folder: Path, free_port: Callable[[], int], redis_url: str | None, questions: Mapping[str, Question]
+    folder: Path,
+    free_port: Callable[[], int],
+    redis_url: str | None,
+    questions: Mapping[str, Question],
+    traces_url: str | None = None,
 ) -> Iterator[Pair]:
-    """Start a plain engine and the pair side by side; the plain one answers the questions and is stopped."""
+    """Start a plain engine and the pair side by side; the plain one answers the questions and is stopped.
+
+    With `traces_url`, the pair traces what its caller traces.
+    """
+    # Of requests that come without a trace, none is the first of one: most tests do not ask for any.
+    more = {} if traces_url is None else {"TRIMTAB_SGLANG_TRACES_URL": traces_url, "TRIMTAB_SGLANG_TRACES_RATIO": "0"}
     first, last = cores()
     plain = RealEngine("plain", first, free_port(), folder, plugins=WITHOUT_VERBS)
     pair = tuple(
-        RealEngine(f"e{number}", core, free_port(), folder, redis_url) for number, core in enumerate((first, last))
+        RealEngine(f"e{number}", core, free_port(), folder, redis_url, more=more)
+        for number, core in enumerate((first, last))
     )
     started = [plain, *pair]
     try:
@@ -180,17 +202,23 @@ def running_pair(
         plain.kill()
         for engine in pair:
             engine.wait()
-        yield Pair((pair[0], pair[1]), answers)
+        yield Pair((pair[0], pair[1]), answers, knobs_of(pair[0]))
     finally:
         for engine in started:
             if engine.is_alive:
                 engine.kill()
 
 
+def knobs_of(engine: RealEngine) -> Mapping[str, Any]:
+    load = httpx.get(f"{engine.url}/microserving/load", timeout=ANSWER_S).json()
+    return {name: load[name] for name in ("chunked_prefill_tokens", "prefill_decode_interval")}
+
+
 def ask(url: str, question: Question) -> Any:
     """The answer as JSON; of a stream, its events."""
     path, body = question
-    answer = httpx.post(f"{url}{path}", json=body, timeout=120) if body else httpx.get(f"{url}{path}", timeout=120)
+    with httpx.Client(base_url=url, timeout=ANSWER_S) as http:
+        answer = http.post(path, json=body) if body else http.get(path)
     if not answer.headers["content-type"].startswith("text/event-stream"):
         return answer.json() | {"status": answer.status_code}
     lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]

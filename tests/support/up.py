@@ -65,9 +65,11 @@ def end_hard(process: subprocess.Popen[str]) -> None:
             process.wait()
 
 
-def until_announced(process: subprocess.Popen[str], folder: Path, output: Path) -> RunningStack:
+def until_announced(
+    process: subprocess.Popen[str], folder: Path, output: Path, within_s: float = START_S
+) -> RunningStack:
     """The stack once `up` has printed that it is up."""
-    give_up_s = time.monotonic() + START_S
+    give_up_s = time.monotonic() + within_s
     while "Trimtab is up" not in output.read_text():
         if process.poll() is not None or time.monotonic() > give_up_s:
             pytest.fail(f"trimtab up did not start:\n{output.read_text()}")

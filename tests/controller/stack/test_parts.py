@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from controller.stack.parts import Parts, StackOptions
+from engines.observability import Observability
 
 REDIS = "redis://:redis-secret@127.0.0.1:6379/0"
 SECRETS = ("client-secret", "admin-secret", "redis-secret")
@@ -31,6 +32,17 @@ def test_each_part_is_given_the_secrets_it_needs_and_no_others() -> None:
     assert PARTS.controller().env == {"TRIMTAB_REDIS_URL": REDIS, "TRIMTAB_ADMIN_TOKEN": "admin-secret"}
     assert PARTS.router().env == {"TRIMTAB_REDIS_URL": REDIS, "TRIMTAB_API_KEY": "client-secret"}
     assert PARTS.load("chat", "http://127.0.0.1:1").env == {"TRIMTAB_API_KEY": "client-secret"}
+
+
+def test_logs_and_traces_are_set_for_every_part_and_by_default_for_none() -> None:
+    given = Observability(traces_url="http://127.0.0.1:4318", log_level="warning")
+    for folder, prefix in ((None, "TRIMTAB_ENGINE_"), (Path("model"), "TRIMTAB_SGLANG_")):
+        parts = Parts(replace(OPTIONS, observability=given, model_folder=folder), "m", "admin-secret", REDIS)
+        told = {"TRACES_URL": "http://127.0.0.1:4318/v1/traces", "LOG_LEVEL": "warning"}
+        for spec in parts.engines():
+            assert spec.env.items() >= {f"{prefix}{name}": value for name, value in told.items()}.items()
+        for spec in (parts.router(), parts.controller()):
+            assert spec.env.items() >= {f"TRIMTAB_{name}": value for name, value in told.items()}.items()
 
 
 def test_secrets_are_not_shown_with_the_options() -> None:

@@ -5,6 +5,7 @@ import structlog
 
 from engines.client import EngineClient, Prompt
 from engines.errors import EngineError
+from engines.tracing import Trace
 
 RESERVATION_S = 60.0
 
@@ -22,7 +23,12 @@ class Moved(msgspec.Struct, frozen=True):
 
 
 async def copy_context(
-    request_id: str, sender: EngineClient, receiver: EngineClient, prompt: Prompt, end: int
+    request_id: str,
+    sender: EngineClient,
+    receiver: EngineClient,
+    prompt: Prompt,
+    end: int,
+    trace: Trace | None = None,
 ) -> Moved:
     """`prep_recv` and `remote_send` of `prompt[:end]`; the receiver's pin is lifted in any case.
 
@@ -30,19 +36,20 @@ async def copy_context(
     `EngineError` that either engine answered.
     """
     try:
-        room = await receiver.prep_recv(request_id, prompt, end, RESERVATION_S)
+        room = await receiver.prep_recv(request_id, prompt, end, RESERVATION_S, trace)
         begin = room.prefix_matched_length
         if begin >= end:
             return Moved(begin, 0)
-        sent = await sender.remote_send(request_id, prompt, room.kv_addr_info, begin, end)
+        sent = await sender.remote_send(request_id, prompt, room.kv_addr_info, begin, end, trace)
         return Moved(begin, end - begin, sent.bytes, sent.prefill_s, sent.transfer_s)
     finally:
-        await _unpin(request_id, receiver)
+        await _unpin(request_id, receiver, trace)
 
 
-async def _unpin(request_id: str, receiver: EngineClient) -> None:
+async def _unpin(request_id: str, receiver: EngineClient, trace: Trace | None) -> None:
     """Nothing will consume the reservation, so without this its tokens could not be evicted until it expires."""
     try:
-        await receiver.abort(request_id)
+        await receiver.abort(request_id, trace)
     except EngineError as error:
-        log.warning("reservation left to expire", request_id=request_id, error=str(error))
+        trace_id = trace.trace_id if trace is not None else None
+        log.warning("reservation left to expire", request_id=request_id, trace_id=trace_id, error=error.for_logs)

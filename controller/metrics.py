@@ -211,6 +211,7 @@ class RouterMetrics:
         self.leaks = self._counter("aborts_failed", "Aborts that an engine did not confirm")
         self.records_lost = self._counter("records_lost", "Request records dropped: the store was away too long")
         self.arrivals_lost = self._counter("arrivals_lost", "Arrivals dropped: the store was away too long")
+        self.spans_lost = self._counter("spans_lost", "Spans of traces that the collector did not take")
         self.documents_refused = self._counter("documents_refused", "Plans and SLO tables that were refused", "kind")
         self.plan_version = self._gauge("plan_version", "Plan in force", "livemin")
         self.store_up = self._gauge("store_up", "1 while the store answers", "livemin")

@@ -5,16 +5,18 @@ Every field can come from the environment (`TRIMTAB_` + upper-case name), from `
 
 import secrets
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from engines.observability import LogSettings, Observability
 from tuner.plan import explain
 from tuner.settings import TunerSettings
 
 Settings = TypeVar("Settings", bound=BaseSettings)
 MIB = 1024 * 1024
+LogRequests = Literal["off", "lines", "prompts"]
 
 
 class BadSettings(Exception):
@@ -48,7 +50,7 @@ class Limits(BaseModel, frozen=True):
     )
 
 
-class RouterSettings(BaseSettings):
+class RouterSettings(Observability, BaseSettings):
     """One router process."""
 
     model_config = SettingsConfigDict(
@@ -74,6 +76,9 @@ class RouterSettings(BaseSettings):
     record_buffer: int = Field(default=10_000, ge=1, description="request records kept while Redis is away")
     drain_s: float = Field(default=30.0, ge=0, description="how long running streams may go on after SIGTERM")
     ready_file: Path | None = Field(default=None, description="written with the address once the router serves")
+    log_requests: LogRequests = Field(
+        default="off", description="a log line for each request that has ended; 'prompts' has the prompt in it"
+    )
     timeouts: Timeouts = Timeouts()
     limits: Limits = Limits()
 
@@ -100,7 +105,13 @@ class RouterSettings(BaseSettings):
         return self
 
 
-class AdminSettings(BaseSettings):
+class StackObservability(Observability, BaseSettings):
+    """Logs and traces of everything that `trimtab up` starts."""
+
+    model_config = SettingsConfigDict(env_prefix="TRIMTAB_", env_file=".env", extra="ignore", frozen=True)
+
+
+class AdminSettings(LogSettings, BaseSettings):
     """One controller process: the admin API, and the tuner beside it."""
 
     model_config = SettingsConfigDict(

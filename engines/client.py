@@ -11,6 +11,7 @@ import msgspec
 from engines import errors
 from engines.http1 import Exchange, Pool, Sink
 from engines.protocol import Config, PrepRecvAnswer, RemoteSendAnswer, ResumedChoice, Tokenize, Tokens
+from engines.tracing import Trace
 from engines.types import EngineInfo, EngineLoad
 
 Answer = TypeVar("Answer")
@@ -38,18 +39,6 @@ class Prompt:
     @classmethod
     def of(cls, ids: list[int]) -> "Prompt":
         return cls(msgspec.json.encode(ids), len(ids))
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """W3C trace context, handed on to engines as it came."""
-
-    traceparent: bytes
-    tracestate: bytes | None = None
-
-    def as_headers(self) -> bytes:
-        state = b"tracestate: %b\r\n" % self.tracestate if self.tracestate else b""
-        return b"traceparent: %b\r\n%b" % (self.traceparent, state)
 
 
 class _Raised(msgspec.Struct):
@@ -147,9 +136,9 @@ class EngineClient:
         request = self._request(b"POST /microserving/start_generate HTTP/1.1\r\n", b"".join(parts), trace)
         return Exchange(self._pool, request, sink, self._timeouts.first_byte_s, self._timeouts.idle_s).start()
 
-    async def abort(self, request_id: str) -> None:
+    async def abort(self, request_id: str, trace: Trace | None = None) -> None:
         """Free a reservation or stop a generation; fine if there is none."""
-        await self._post("abort", {"request_id": request_id}, None, self._timeouts.verb_s)
+        await self._post("abort", {"request_id": request_id}, None, self._timeouts.verb_s, trace)
 
     async def info(self) -> EngineInfo:
         return await self._get("info", EngineInfo)
@@ -164,9 +153,9 @@ class EngineClient:
     async def drain(self, on: bool) -> None:
         await self._post("drain", {"on": on}, None, self._timeouts.verb_s)
 
-    async def tokenize(self, asked: Tokenize) -> Tokens:
+    async def tokenize(self, asked: Tokenize, trace: Trace | None = None) -> Tokens:
         body = {name: value for name in asked.__struct_fields__ if (value := getattr(asked, name)) is not None}
-        return await self._call(b"POST /tokenize HTTP/1.1\r\n", body, Tokens, self._timeouts.verb_s)
+        return await self._call(b"POST /tokenize HTTP/1.1\r\n", body, Tokens, self._timeouts.verb_s, trace)
 
     async def aclose(self) -> None:
         await self._pool.aclose()

@@ -12,11 +12,18 @@ class EngineError(Exception):
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal"
+    quotes_clients: ClassVar[bool] = True
+    """Whether the message may hold what a client sent: whoever judges a body quotes from it."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s
+
+    @property
+    def for_logs(self) -> str:
+        """The code, and the message where that is about engines only."""
+        return self.code if self.quotes_clients else f"{self.code}: {self.message}"
 
 
 class BadRequest(EngineError):
@@ -41,6 +48,7 @@ class LayoutMismatch(EngineError):
 
     status = 409
     code = "kv_layout_mismatch"
+    quotes_clients = False
 
 
 class ReservationGone(EngineError):
@@ -48,6 +56,7 @@ class ReservationGone(EngineError):
 
     status = 410
     code = "reservation_gone"
+    quotes_clients = False
 
 
 class BodyTooLarge(EngineError):
@@ -60,6 +69,7 @@ class NoKvRoom(EngineError):
 
     status = 429
     code = "no_kv_room"
+    quotes_clients = False
 
 
 class TransferFailed(EngineError):
@@ -67,11 +77,13 @@ class TransferFailed(EngineError):
 
     status = 502
     code = "transfer_failed"
+    quotes_clients = False
 
 
 class Draining(EngineError):
     status = 503
     code = "draining"
+    quotes_clients = False
 
 
 class EngineUnreachable(EngineError):
@@ -79,6 +91,7 @@ class EngineUnreachable(EngineError):
 
     status = 502
     code = "engine_unreachable"
+    quotes_clients = False
 
 
 class EngineTimeout(EngineUnreachable):
@@ -94,6 +107,11 @@ def _concrete(root: type[EngineError]) -> dict[str, type[EngineError]]:
 
 
 BY_CODE = _concrete(EngineError)
+
+
+def told(error: Exception) -> str:
+    """What may be logged of an error that a client's request caused."""
+    return error.for_logs if isinstance(error, EngineError) else type(error).__name__
 
 
 def from_answer(status: int, code: str | None, message: str, retry_after_s: float | None = None) -> EngineError:

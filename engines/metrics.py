@@ -35,8 +35,12 @@ class Counters:
     token_mismatches: int = 0
     aborts: int = 0
     expired_reservations: int = 0
+    spans_lost: int = 0
     transfers: Counter[str] = field(default_factory=Counter)
     """Inbound transfers by outcome: `ok`, or the code of the error."""
+
+    def lost_spans(self, count: int) -> None:
+        self.spans_lost += count
 
     def passed(self, wall_s: float, prefill_tokens: int) -> None:
         """One forward pass has ended."""
@@ -112,6 +116,7 @@ class EngineCollector(Collector):
             "token_mismatch": ("Requests whose caller tokenized otherwise", counters.token_mismatches),
             "aborts": ("Generations, sends and reservations stopped early", counters.aborts),
             "expired_reservations": ("Reservations that nobody used in time", counters.expired_reservations),
+            "spans_lost": ("Spans of traces that the collector did not take", counters.spans_lost),
         }
         for name, (text, value) in totals.items():
             yield self._counter(name, text).of({(): value})

@@ -10,8 +10,11 @@ import orjson
 import structlog
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.types import Receive
+from structlog.contextvars import bind_contextvars
 
 from engines.errors import BadRequest, BodyTooLarge, EngineError
+from engines.tracing import Trace
+from engines.verb_spans import span_of
 
 Body = TypeVar("Body")
 Result = TypeVar("Result")
@@ -117,19 +120,35 @@ def answering_errors(handler: Handler, shape: Callable[[EngineError], Response])
     """`handler` with its engine errors answered in `shape`; anything unforeseen is logged and is a 500 in it too."""
 
     async def guarded(request: Request) -> Response:
+        _bind_trace_id(request)
         try:
             return await handler(request)
         except EngineError as error:
+            span_of(request.scope).failed(error.code, ours=error.status >= 500)
             return shape(error)
         except ClientLeft:
+            span_of(request.scope).failed("client_left", ours=False)
             return Response(status_code=499)
         # The last stop before the socket: one request's defect must not look like a dead engine.
         except Exception:
             log.exception("defect", path=request.url.path)
+            span_of(request.scope).failed("defect")
             return shape(EngineError("the engine failed on this request; its log says why"))
 
     guarded.__name__, guarded.__doc__ = handler.__name__, handler.__doc__
     return guarded
+
+
+def bind_request_id(request_id: str) -> None:
+    """Have every log line of the task that serves this request, and of those it starts, name the request."""
+    bind_contextvars(request_id=request_id)
+
+
+def _bind_trace_id(request: Request) -> None:
+    parent = request.headers.get("traceparent")
+    trace_id = Trace(parent.encode("latin-1")).trace_id if parent is not None else None
+    if trace_id is not None:
+        bind_contextvars(trace_id=trace_id)
 
 
 def add_route(

@@ -8,6 +8,7 @@ from redis import Redis
 
 from controller.stack.embedded import EmbeddedRedis, embedded_redis, find_server
 from controller.stack.embedded import free_port as find_free_port
+from tests.support.otlp import Collector, collecting
 from tests.support.sglang import Pair, running_pair
 from tests.support.sglang_questions import QUESTIONS
 
@@ -37,7 +38,17 @@ def free_port() -> Callable[[], int]:
 
 
 @pytest.fixture(scope="session")
-def sglang_pair(redis_server: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def collector() -> Iterator[Collector]:
+    """Takes what the real engines and their routers have to say about traces that a test begins."""
+    with collecting() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="session")
+def sglang_pair(
+    redis_server: EmbeddedRedis, collector: Collector, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pair]:
     """Two real engines for all tests of the session: leave them idle, or dead and `revive`d by the next."""
-    with running_pair(tmp_path_factory.mktemp("sglang"), find_free_port, redis_server.url, QUESTIONS) as pair:
+    folder = tmp_path_factory.mktemp("sglang")
+    with running_pair(folder, find_free_port, redis_server.url, QUESTIONS, collector.url) as pair:
         yield pair

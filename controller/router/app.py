@@ -19,7 +19,6 @@ import structlog
 import uvloop
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, disable_created_metrics, multiprocess
 
-from controller import logs
 from controller.heartbeats import Heartbeats, RouterBeat
 from controller.metrics import RouterMetrics
 from controller.metrics_in_force import InForceCollector, RouterIdentity
@@ -37,13 +36,16 @@ from controller.router.waiting import Lack, RoomQueue
 from controller.router.workers import MULTIPROCESS_DIR, announce, run_workers
 from controller.settings import RouterSettings
 from controller.store import Keys, Store, StoreUnavailable, open_store
+from engines import logs
 from engines.client import EngineClient, VerbTimeouts
 from engines.metrics import expose
+from engines.tracing import open_tracer
 from tuner.plan import Plan
 from tuner.prefix import PrefixIndex
 
 log = structlog.get_logger()
 
+SERVICE = "trimtab-router"
 BACKLOG = 2048
 HEARTBEAT_TTLS = 3
 GC_THRESHOLD = 100_000
@@ -55,14 +57,14 @@ ERRAND_S = 2.0
 def run(settings: RouterSettings) -> int:
     """Serve until SIGTERM or SIGINT; the exit code."""
     if settings.workers > 1:
-        logs.configure()
+        logs.configure(settings.log_level)
         return run_workers(settings, run_one)
     return run_one(settings)
 
 
 def run_one(settings: RouterSettings) -> int:
     """One router process."""
-    logs.configure()
+    logs.configure(settings.log_level)
     disable_created_metrics()  # type: ignore[no-untyped-call]  # Prometheus would keep one more series for each other
     return uvloop.run(_serve(settings))
 
@@ -121,13 +123,17 @@ async def router(settings: RouterSettings) -> AsyncIterator[RunningRouter]:
         recorder = Recorder(store, keys, settings.router_id, settings.record_buffer, metrics, _wall_offset_s)
         if store is not None:
             stack.push_async_callback(_leave, store, keys.router(settings.router_id), recorder)
+        on_lost = metrics.spans_lost.inc
+        tracer = await stack.enter_async_context(open_tracer(settings, SERVICE, settings.router_id, on_lost))
         tasks = await stack.enter_async_context(_Background(grace_s=0))
         errands = await stack.enter_async_context(_Background(ERRAND_S))
         desk = _desk(settings, loop)
         replicator = Replicator(desk, metrics, errands.start, secrets.token_hex(4))
         board = Board(load_patterns(), metrics, partial(_apply, desk.fleet, replicator))
         exposition = partial(expose, exposed)
-        service = Service(settings, desk, board, recorder, replicator, metrics, exposition, errands.start, time.time)
+        service = Service(
+            settings, desk, board, recorder, replicator, metrics, exposition, errands.start, time.time, tracer
+        )
         http = HttpServer(service, _refusal, settings.limits, loop, time.monotonic, time.time, service.gate)
         exposed.register(_in_force(settings, board, desk))
         _follow_gauges(metrics, service, desk, http, recorder)

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import structlog
+from structlog.typing import FilteringBoundLogger
 
 from controller.router.fleet import Engine, Fleet, Lease, TransferSlot
 from controller.router.openai import ApiError, Asked
 from controller.router.tokens import TokenSource
 from controller.router.waiting import Lack, QueueFull, RoomQueue
 from controller.settings import Limits
-from engines.client import Prompt, Trace
+from engines.client import Prompt
 from engines.errors import Draining, EngineError, EngineTimeout, EngineUnreachable, NoKvRoom, TransferFailed
 from engines.protocol import PrepRecvAnswer, ResumedChoice
+from engines.tracing import Span
 from tuner.placement import Placement, PlacementRequest, Verdict, admit, place
 from tuner.plan import Admission, Plan
 from tuner.prefix import BLOCK_BYTES, PrefixIndex, block_hashes
@@ -100,9 +102,9 @@ class Call:
         "resumed",
         "slo",
         "slo_class",
+        "span",
         "split_begin",
         "split_end",
-        "trace",
         "transfer_failures",
         "transfer_retries",
         "transfer_s",
@@ -118,7 +120,7 @@ class Call:
         pattern: "Pattern",
         slo_class: str,
         slo: Slo,
-        trace: Trace | None,
+        span: Span,
         desk: Desk,
     ) -> None:
         self.request_id = request_id
@@ -127,7 +129,7 @@ class Call:
         self.pattern = pattern
         self.slo_class = slo_class
         self.slo = slo
-        self.trace = trace
+        self.span = span
         self.desk = desk
         self.hashes = block_hashes(asked.content)
         self.prompt: Prompt | None = None
@@ -164,7 +166,8 @@ class Call:
     async def tokenize(self) -> Prompt:
         """The prompt's token ids, made at most once per request."""
         if self.prompt is None:
-            self.prompt = await self.desk.tokens.encode(self.asked, self.desk.fleet)
+            with self.span.step("tokenize") as step:
+                self.prompt = await self.desk.tokens.encode(self.asked, self.desk.fleet, step.trace)
             self.prompt_tokens = self.prompt.tokens
         return self.prompt
 
@@ -212,12 +215,12 @@ class Call:
                 return True
             except (TransferFailed, EngineUnreachable, Draining) as error:
                 self.transfer_failures += 1
-                log.warning("transfer_failed", request_id=self.request_id, engine=engines[0], error=error.message)
+                self.log.warning("transfer_failed", engine=engines[0], error=error.for_logs)
                 if not isinstance(error, TransferFailed | EngineTimeout):
                     engines.pop(0)
             except EngineError as error:
                 self.transfer_failures += 1
-                log.warning("transfer_refused", request_id=self.request_id, engine=engines[0], error=error.message)
+                self.log.warning("transfer_refused", engine=engines[0], error=error.for_logs)
                 break
         return False
 
@@ -252,7 +255,8 @@ class Call:
         """Wait in the router's queue, then place again."""
         began_s = self.desk.now_s()
         try:
-            await self.desk.room.wait(self.desk.limits.queue_s - self.waited_s, lack, first=first)
+            with self.span.step(f"wait for {lack.value}"):
+                await self.desk.room.wait(self.desk.limits.queue_s - self.waited_s, lack, first=first)
         except (QueueFull, TimeoutError):
             raise ApiError(429, "no room: try again later", code="no_room", retry_after_s=1) from None
         finally:
@@ -281,6 +285,18 @@ class Call:
         self.desk.room.wake()
 
     @property
+    def ids(self) -> dict[str, str]:
+        """What every log line about it names: the request and, where it has one, its trace."""
+        trace = self.span.trace
+        trace_id = trace.trace_id if trace is not None else None
+        return {"request_id": self.request_id} | ({"trace_id": trace_id} if trace_id is not None else {})
+
+    @property
+    def log(self) -> FilteringBoundLogger:
+        bound: FilteringBoundLogger = log.bind(**self.ids)
+        return bound
+
+    @property
     def touched(self) -> frozenset[str]:
         """Engines that may still hold something for this request, because a step on them did not end cleanly."""
         return self._touched
@@ -295,10 +311,11 @@ class Call:
         self._leases += (slot,)
         self._touched |= {engine.engine_id}
         prompt = await self.tokenize()
-        asking = engine.client.prep_recv(self.request_id, prompt, end, RESERVATION_TTL_S, self.trace)
-        self.reserving = asyncio.ensure_future(asking)
         try:
-            answer = await asyncio.shield(self.reserving)
+            with self.span.call("prep_recv", engine.engine_id) as step:
+                asking = engine.client.prep_recv(self.request_id, prompt, end, RESERVATION_TTL_S, step.trace)
+                self.reserving = asyncio.ensure_future(asking)
+                answer = await asyncio.shield(self.reserving)
         except EngineError as error:
             slot.release()
             self._unreserved(engine, error)
@@ -332,11 +349,13 @@ class Call:
 
     async def _send_from(self, sender: Engine, reservation: Reservation) -> None:
         prompt = await self.tokenize()
-        lease = self.hold(sender, reservation.end - reservation.begin)
+        begin, end = reservation.begin, reservation.end
+        lease = self.hold(sender, end - begin)
         try:
-            answer = await sender.client.remote_send(
-                self.request_id, prompt, reservation.kv_addr_info, reservation.begin, reservation.end, self.trace
-            )
+            with self.span.call("remote_send", sender.engine_id) as step:
+                answer = await sender.client.remote_send(
+                    self.request_id, prompt, reservation.kv_addr_info, begin, end, step.trace
+                )
         except EngineTimeout:
             await self._abort_on(sender)
             raise
@@ -353,13 +372,13 @@ class Call:
         self.transferred_bytes = answer.bytes
         self.queued_s, self.transfer_s = answer.queue_s, answer.transfer_s
         self.prefill_s = answer.prefill_s - answer.queue_s
-        sender.prefilled(reservation.end - answer.cached_length, self.prefill_s)
+        sender.prefilled(end - answer.cached_length, self.prefill_s)
         self.desk.prefixes.add(self.hashes, sender.engine_id)
 
     async def _abort_on(self, engine: Engine) -> None:
         """Stop what is left of a step that took too long, so that the next try does not queue behind it."""
-        with contextlib.suppress(EngineError):
-            await engine.client.abort(self.request_id)
+        with contextlib.suppress(EngineError), self.span.call("abort", engine.engine_id) as step:
+            await engine.client.abort(self.request_id, step.trace)
 
     def _placement_request(self) -> PlacementRequest:
         splittable = self.prompt is not None and not self.keep_whole

@@ -121,3 +121,16 @@ def _wrong_type(message: str) -> ApiError:
     what, _, where = message.partition(" - at `$.")
     param = where.rstrip("`") or None
     return ApiError(400, f"{param or 'body'}: {what}", param=param, code="invalid_type")
+
+
+def no_such_page(path: bytes, method: bytes, *, known: bool) -> ApiError:
+    shown = path[:100].decode(errors="replace")
+    if known:
+        return ApiError(405, f"{shown} does not take {method.decode(errors='replace')}", code="method_not_allowed")
+    return ApiError(404, f"there is no {shown} here", code="not_found")
+
+
+def models_page(model: str) -> bytes:
+    return msgspec.json.encode(
+        {"object": "list", "data": [{"id": model, "object": "model", "created": 0, "owned_by": "trimtab"}]}
+    )

@@ -16,7 +16,7 @@ from controller.metrics import RouterMetrics
 from controller.router.call import Call, Desk
 from controller.router.fleet import Engine, TransferSlot
 from controller.router.tokens import NO_TOKENS
-from engines.errors import EngineError
+from engines.errors import told
 from tuner.plan import Plan
 from tuner.prefix import BLOCK_BYTES
 
@@ -125,14 +125,15 @@ class Replicator:
         self._metrics.replications.labels(outcome.value).inc()
 
     async def _try(self, request_id: str, copy: Copy, call: Call, source: Engine, target: Engine) -> Copied:
-        said = log.bind(request_id=request_id, prefix=f"{copy.prefix:016x}", source=source.engine_id)
+        said = call.log.bind(copy_id=request_id, prefix=f"{copy.prefix:016x}", source=source.engine_id)
         try:
             prompt = await call.tokenize()
             end = _tokens(copy.blocks, prompt.tokens, len(call.asked.content))
-            moved = await copy_context(request_id, source.client, target.client, prompt, end)
+            with call.span.step("copy context") as step:
+                moved = await copy_context(request_id, source.client, target.client, prompt, end, step.trace)
         except NO_TOKENS as error:
             self._failed[copy] = (target.info.epoch, self._desk.now_s())
-            said.warning("context_not_copied", target=target.engine_id, error=_sentence(error))
+            said.warning("context_not_copied", target=target.engine_id, error=told(error))
             return Copied.FAILED
         self._failed.pop(copy, None)
         if self._desk.fleet.get(target.engine_id) is target:  # else it left meanwhile, and a new life holds nothing
@@ -148,7 +149,3 @@ def _tokens(blocks: int, prompt_tokens: int, content_bytes: int) -> int:
     """How many of the prompt's tokens its first blocks come to, if they spread evenly over its bytes."""
     share = blocks * BLOCK_BYTES * prompt_tokens // max(1, content_bytes)
     return max(1, min(share, prompt_tokens - 1))
-
-
-def _sentence(error: Exception) -> str:
-    return error.message if isinstance(error, EngineError) else str(error)

@@ -5,27 +5,27 @@ import hmac
 import secrets
 from collections.abc import Callable, Coroutine, Mapping
 
-import msgspec
 import structlog
 
 from controller.metrics import RouterMetrics
+from controller.router import spans
 from controller.router.board import Board
 from controller.router.call import Call, Desk, Generate
+from controller.router.ending import record_of, request_log
 from controller.router.fleet import Engine, Lease
 from controller.router.http import ClientConnection, Headers, Request
-from controller.router.openai import APIS, ApiError, parse
+from controller.router.openai import APIS, ApiError, models_page, no_such_page, parse
 from controller.router.patterns import data_parallel
 from controller.router.records import Recorder
 from controller.router.relay import Delivery, PlainRelay, Refused, StreamRelay
 from controller.router.replicate import Replicator
 from controller.router.tokens import NO_TOKENS
 from controller.settings import RouterSettings
-from engines.client import Trace
-from engines.errors import EngineError, EngineTimeout, EngineUnreachable
+from engines.errors import EngineError, EngineTimeout, EngineUnreachable, told
 from engines.http1 import Exchange
-from engines.records import Outcome, RequestRecord
+from engines.records import Outcome
+from engines.tracing import Span, Trace, Tracer
 from tuner.plan import DATA_PARALLEL
-from tuner.prefix import sketch
 
 log = structlog.get_logger()
 
@@ -51,6 +51,7 @@ class Service:
         exposition: Exposition,
         background: Callable[[Coroutine[None, None, None]], object],
         wall_clock_s: Callable[[], float],
+        tracer: Tracer | None = None,
     ) -> None:
         self._model = settings.model
         self._router_id = settings.router_id
@@ -66,6 +67,8 @@ class Service:
         self._exposition = exposition
         self._background = background
         self._wall_clock_s = wall_clock_s
+        self._begin_span = spans.beginner(tracer)
+        self._request_log = request_log(settings.log_requests)
         self._loop = desk.loop
         self._served = 0
         # Not the router's id, which may be the same after a restart: engines and readers of records tell requests apart
@@ -90,7 +93,7 @@ class Service:
                 return self._loop.create_task(self._serve(request, client))
             page = self._pages.get(path)
             if page is None or request.method not in (b"GET", b"HEAD"):
-                raise _no_such_page(path, request.method, known=page is not None or path in APIS)
+                raise no_such_page(path, request.method, known=page is not None or path in APIS)
             page(request, client)
         except ApiError as error:
             client.respond(error.status, error.body(), extra=error.headers())
@@ -111,10 +114,11 @@ class Service:
     async def _serve(self, request: Request, client: ClientConnection) -> None:
         """One request's life: understand, place, answer; release and record whatever happens."""
         delivery = Delivery(self._resume_bytes)
+        span = self._begin_span(request)
         call: Call | None = None
         self._began()
         try:
-            call = self._understand(request)
+            call = self._understand(request, span)
             self._note_arrival(call, request)
             await self._place(call)
             await self._answer(call, client, delivery)
@@ -125,22 +129,20 @@ class Service:
                 delivery.outcome, delivery.status = Outcome.CLIENT_LEFT, 499
             raise
         except Exception:
-            log.exception("request_failed", request_id=call.request_id if call else None)
+            log.exception("request_failed", **(call.ids if call is not None else {}))
             self._apologise(ApiError(500, "the router failed", code="internal"), client, delivery)
         finally:
-            self._end(call, request, delivery)
+            self._end(call, request, span, delivery)
 
-    def _understand(self, request: Request) -> Call:
+    def _understand(self, request: Request, span: Span) -> Call:
         asked = parse(request.path, request.body, self._model)
         header = request.headers.get(self._class_header)
         slos, plan = self._board.slos, self._board.plan
         slo_class = slos.resolve(header.decode("latin-1") if header is not None else None)
-        parent = request.headers.get(b"traceparent")
         self._served += 1
-        trace = Trace(parent, request.headers.get(b"tracestate")) if parent is not None else None
         request_id = f"{self._id_prefix}-{self._served:x}"
         slo = slos.classes[slo_class]
-        return Call(request_id, asked, plan, self._board.pattern, slo_class, slo, trace, self._desk)
+        return Call(request_id, asked, plan, self._board.pattern, slo_class, slo, span, self._desk)
 
     def _note_arrival(self, call: Call, request: Request) -> None:
         """Demand is counted before anything is done for it: what waits or fails is demand as well."""
@@ -158,7 +160,7 @@ class Service:
                 await call.tokenize()
             except NO_TOKENS as error:
                 # The engine that gets the whole body says what is wrong with it, if anything is.
-                log.info("prompt_kept_whole", request_id=call.request_id, error=str(error))
+                call.log.info("prompt_kept_whole", error=told(error))
                 call.keep_whole = True
         call.replace()
         await call.admit()
@@ -172,14 +174,14 @@ class Service:
             try:
                 return await self._attempt(call, client, delivery)
             except EngineUnreachable as error:
-                log.warning("placement_failed", request_id=call.request_id, error=error.message)
+                call.log.warning("placement_failed", error=error.for_logs)
                 if call.attempts >= call.plan.knobs.max_attempts:
                     raise
                 self._metrics.retried.inc()
             except EngineError as error:
                 if call.keep_whole or delivery.first_s is not None:
                     raise
-                log.info("split_refused", request_id=call.request_id, code=error.code, error=error.message)
+                call.log.info("split_refused", error=error.for_logs)
                 call.keep_whole = True
             call.release()
             call.replace()
@@ -208,8 +210,21 @@ class Service:
         call.resumed += 1
         self._metrics.resumed.inc()
 
-    async def _generate(self, call: Call, step: Generate, client: ClientConnection, delivery: Delivery) -> None:
-        """Have one engine generate, and pass its answer on."""
+    def _generate(
+        self, call: Call, step: Generate, client: ClientConnection, delivery: Delivery
+    ) -> Coroutine[None, None, None]:
+        """Have one engine generate, and pass its answer on. Every request comes by here, so no span means no cost."""
+        if call.span.is_kept:
+            return self._generate_traced(call, step, client, delivery)
+        return self._generate_on(call, step, client, delivery, call.span.trace)
+
+    async def _generate_traced(self, call: Call, step: Generate, client: ClientConnection, delivery: Delivery) -> None:
+        with call.span.call("start_generate", step.engine_id) as span:
+            await self._generate_on(call, step, client, delivery, span.trace)
+
+    async def _generate_on(
+        self, call: Call, step: Generate, client: ClientConnection, delivery: Delivery, trace: Trace | None
+    ) -> None:
         engine = self._desk.fleet.get(step.engine_id)
         if engine is None:
             raise EngineUnreachable(f"engine {step.engine_id} left")
@@ -218,18 +233,18 @@ class Service:
         lease = call.hold(engine, max(1, call.prompt_tokens - step.begin))
         try:
             if call.asked.stream:
-                await self._stream(call, step, engine, self._stream_relay(call, client, delivery, lease))
+                await self._stream(call, step, engine, self._stream_relay(call, client, delivery, lease), trace)
                 delivery.ended = True
                 client.end()
             else:
-                await self._plain(call, step, engine, client, delivery)
+                await self._plain(call, step, engine, client, delivery, trace)
             call.done_with(engine.engine_id)
             self._learn(call, engine, delivery)
         except Refused as refused:
             if refused.status not in RETRY_ELSEWHERE:
                 raise
             call.avoid(engine.engine_id)
-            raise EngineUnreachable(f"engine {engine.engine_id}: {refused.error.message}") from refused
+            raise EngineUnreachable(f"engine {engine.engine_id}: {refused.error.for_logs}") from refused
         except EngineUnreachable as error:
             call.avoid(engine.engine_id)
             if not isinstance(error, EngineTimeout):
@@ -249,18 +264,26 @@ class Service:
                 delivery.timings.prompt_tokens - delivery.timings.cached_tokens, delivery.timings.prefill_s
             )
 
-    async def _stream(self, call: Call, step: Generate, engine: Engine, relay: StreamRelay) -> None:
-        exchange = relay.exchange = self._start(call, step, engine, relay)
+    async def _stream(
+        self, call: Call, step: Generate, engine: Engine, relay: StreamRelay, trace: Trace | None
+    ) -> None:
+        exchange = relay.exchange = self._start(call, step, engine, relay, trace)
         try:
             await relay.done
         finally:
             exchange.abort()
 
     async def _plain(
-        self, call: Call, step: Generate, engine: Engine, client: ClientConnection, delivery: Delivery
+        self,
+        call: Call,
+        step: Generate,
+        engine: Engine,
+        client: ClientConnection,
+        delivery: Delivery,
+        trace: Trace | None,
     ) -> None:
         relay = PlainRelay(self._loop.create_future())
-        exchange = self._start(call, step, engine, relay)
+        exchange = self._start(call, step, engine, relay, trace)
         try:
             await relay.done
         finally:
@@ -270,9 +293,11 @@ class Service:
         delivery.ended = True
         client.respond(200, relay.content, relay.content_type, _named(call))
 
-    def _start(self, call: Call, step: Generate, engine: Engine, relay: StreamRelay | PlainRelay) -> Exchange:
+    def _start(
+        self, call: Call, step: Generate, engine: Engine, relay: StreamRelay | PlainRelay, trace: Trace | None
+    ) -> Exchange:
         return engine.client.start_generate(
-            call.request_id, call.asked.api, call.asked.raw, relay, call.prompt, step.begin, call.resume, call.trace
+            call.request_id, call.asked.api, call.asked.raw, relay, call.prompt, step.begin, call.resume, trace
         )
 
     # edges
@@ -303,22 +328,29 @@ class Service:
         self.inflight += 1
         self._idle.clear()
 
-    def _end(self, call: Call | None, request: Request, delivery: Delivery) -> None:
+    def _end(self, call: Call | None, request: Request, span: Span, delivery: Delivery) -> None:
         """Release everything, stop what may still run on engines, and report."""
         self.inflight -= 1
         if not self.inflight:
             self._idle.set()
         if call is None:
             self._metrics.refused(delivery.outcome)
+            spans.end_refused(span, delivery.status, delivery.error_code)
             return
         call.release()
         for engine_id in call.touched:
             self._background(self._abort(engine_id, call))
         if self._replicator.wanted and delivery.outcome is Outcome.OK:
             self._replicator.passed(call)
-        record = self._record(call, request, delivery)
-        self._metrics.finished(record, call.slo, call.trace.traceparent if call.trace is not None else None)
+        now_s, wall_clock_s = self._desk.now_s(), self._wall_clock_s()
+        record = record_of(call, request, delivery, self._router_id, now_s, wall_clock_s)
+        trace = span.trace
+        self._metrics.finished(record, call.slo, trace.traceparent if trace is not None else None)
         self._recorder.put(record)
+        if span.is_kept:
+            spans.end(span, call, record)
+        if self._request_log is not None:
+            self._request_log(call, record)
 
     async def _abort(self, engine_id: str, call: Call) -> None:
         """Free what a request may have left on an engine. One that is gone has nothing left to free."""
@@ -328,52 +360,12 @@ class Service:
         if engine is None:
             return
         try:
-            await engine.client.abort(call.request_id)
+            with call.span.call("abort", engine_id) as step:
+                await engine.client.abort(call.request_id, step.trace)
         except EngineError as error:
             if engine.view.available:
                 self._metrics.leaks.inc()
-                log.warning("abort_failed", engine=engine_id, request_id=call.request_id, error=error.message)
-
-    def _record(self, call: Call, request: Request, delivery: Delivery) -> RequestRecord:
-        now_s = self._desk.now_s()
-        timings = delivery.timings
-        output_tokens = delivery.output_tokens if delivery.first_s is not None else None
-        tpot_s = None
-        if call.asked.stream and output_tokens is not None and output_tokens > 1 and delivery.first_s is not None:
-            tpot_s = (delivery.last_s - delivery.first_s) / (output_tokens - 1)
-        return RequestRecord(
-            request_id=call.request_id,
-            router_id=self._router_id,
-            slo_class=call.slo_class,
-            arrived_at_s=self._wall_clock_s() - (now_s - request.arrived_s),
-            outcome=delivery.outcome,
-            status=delivery.status,
-            error_code=delivery.error_code,
-            api=call.asked.api,
-            stream=call.asked.stream,
-            pattern=call.plan.pattern,
-            plan_version=call.plan.version,
-            prefill_engine=call.prefill_engine,
-            decode_engine=call.decode_engine,
-            attempts=call.attempts,
-            resumed=call.resumed,
-            prompt_tokens=timings.prompt_tokens if timings else call.prompt_tokens,
-            cached_tokens=timings.cached_tokens if timings else None,
-            output_tokens=output_tokens,
-            split_begin=call.split_begin,
-            split_end=call.split_end,
-            transferred_bytes=call.transferred_bytes,
-            transfer_failures=call.transfer_failures,
-            transfer_retries=call.transfer_retries,
-            ttft_s=delivery.first_s - request.arrived_s if delivery.first_s is not None else None,
-            tpot_s=tpot_s,
-            e2e_s=now_s - request.arrived_s,
-            queue_s=call.waited_s + call.queued_s + (timings.queue_s if timings else 0.0),
-            prefill_s=_sum(call.prefill_s, timings.prefill_s if timings else None),
-            transfer_s=call.transfer_s,
-            decode_s=timings.decode_s if timings else None,
-            prefix_hashes=sketch(call.hashes) or None,
-        )
+                call.log.warning("abort_failed", engine=engine_id, error=error.for_logs)
 
     def _measurements(self, request: Request, client: ClientConnection) -> None:
         self._metrics.fold()
@@ -381,7 +373,7 @@ class Service:
         client.respond(200, content, content_type.encode())
 
     def _models(self, _: Request, client: ClientConnection) -> None:
-        client.respond(200, _models_page(self._model))
+        client.respond(200, models_page(self._model))
 
     def _ready(self, _: Request, client: ClientConnection) -> None:
         if self.draining or not self._desk.fleet.available:
@@ -401,20 +393,3 @@ def _for_client(error: EngineError) -> ApiError:
 
 def _named(call: Call) -> Headers:
     return b"x-request-id: %b\r\n" % call.request_id.encode()
-
-
-def _no_such_page(path: bytes, method: bytes, *, known: bool) -> ApiError:
-    shown = path[:100].decode(errors="replace")
-    if known:
-        return ApiError(405, f"{shown} does not take {method.decode(errors='replace')}", code="method_not_allowed")
-    return ApiError(404, f"there is no {shown} here", code="not_found")
-
-
-def _models_page(model: str) -> bytes:
-    return msgspec.json.encode(
-        {"object": "list", "data": [{"id": model, "object": "model", "created": 0, "owned_by": "trimtab"}]}
-    )
-
-
-def _sum(first: float | None, second: float | None) -> float | None:
-    return second if first is None else first if second is None else first + second

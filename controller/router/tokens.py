@@ -12,6 +12,7 @@ from engines.client import Prompt
 from engines.errors import EngineError, EngineUnreachable
 from engines.protocol import Tokenize
 from engines.tokenizer import Tokenizer
+from engines.tracing import Trace
 
 INLINE_BYTES = 16 * 1024
 """Longer prompts are tokenized on a thread: the tokenizer releases the GIL, and the event loop goes on."""
@@ -22,7 +23,7 @@ NO_TOKENS = (ValueError, msgspec.DecodeError, RecursionError, EngineError)
 
 
 class TokenSource(Protocol):
-    async def encode(self, asked: Asked, fleet: Fleet) -> Prompt:
+    async def encode(self, asked: Asked, fleet: Fleet, trace: Trace | None = None) -> Prompt:
         """The ids of a single prompt. Raises one of `NO_TOKENS` if it has none that we can make."""
         ...
 
@@ -35,7 +36,7 @@ class OwnTokens:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    async def encode(self, asked: Asked, fleet: Fleet) -> Prompt:
+    async def encode(self, asked: Asked, fleet: Fleet, trace: Trace | None = None) -> Prompt:
         if asked.has_token_ids:
             return given_ids(asked)
         encode = self._chat if asked.api == "chat" else self._text
@@ -57,14 +58,14 @@ class OwnTokens:
 class EngineTokens:
     """Asks whichever engine is available and least busy."""
 
-    async def encode(self, asked: Asked, fleet: Fleet) -> Prompt:
+    async def encode(self, asked: Asked, fleet: Fleet, trace: Trace | None = None) -> Prompt:
         if asked.has_token_ids:
             return given_ids(asked)
         views = [view for view in fleet.views if view.available]
         if not views:
             raise EngineUnreachable("no engine is available to tokenize")
         engine = fleet[min(views, key=lambda view: view.load_tokens).engine_id]
-        answer = await engine.client.tokenize(_question(asked))
+        answer = await engine.client.tokenize(_question(asked), trace)
         return Prompt.of(list(answer.tokens))
 
 

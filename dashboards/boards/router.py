@@ -119,11 +119,13 @@ def _telemetry() -> Sequence[Panel]:
             Query(f"trimtab_records_buffered{{{MODEL}}}", "{{instance}}"),
         ),
         lines(
-            Text("Telemetry lost", "Records dropped because the store was away too long.", NO_ROUTER),
+            Text("Telemetry lost", "Records that the store, and spans that the collector, was away for.", NO_ROUTER),
             "ops",
             Query(f"sum by (instance) (rate(trimtab_records_lost_total{{{MODEL}}}{RATE}))", "{{instance}} requests"),
             Query(f"sum by (instance) (rate(trimtab_arrivals_lost_total{{{MODEL}}}{RATE}))", "{{instance}} arrivals"),
             Query(f"sum by (engine) (rate(trimtab_engine_records_lost_total{{{MODEL}}}{RATE}))", "{{engine}} passes"),
+            Query(f"sum by (instance) (rate(trimtab_spans_lost_total{{{MODEL}}}{RATE}))", "{{instance}} spans"),
+            Query(f"sum by (engine) (rate(trimtab_engine_spans_lost_total{{{MODEL}}}{RATE}))", "{{engine}} spans"),
         ),
     )
 

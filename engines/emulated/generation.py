@@ -59,6 +59,9 @@ class Generation:
         self._live = {choice.index: choice for choice in choices if choice.finish_reason is None}
         self._followers: dict[int, list[Choice]] = {}
         self._ended = False
+        self.timings: EngineTimings | None = None
+        """Once it has ended by itself, not by an abort."""
+        self._aborted = False
 
     def start(self) -> None:
         """Submit what is to be generated. Raises an `EngineError`, and then nothing was submitted."""
@@ -94,6 +97,7 @@ class Generation:
 
     def abort(self) -> None:
         """Stop all that still runs; the answer ends as it is. Doing it twice is fine."""
+        self._aborted = self._aborted or bool(self._live)
         for choice in list(self._live.values()):
             self._work.abort_choice(choice)
             if choice.finish_reason is None:
@@ -136,7 +140,9 @@ class Generation:
             return
         self._ended = True
         usage = self._usage()
-        self._answer.end(usage, self._timings(usage))
+        timings = self._timings(usage)
+        self.timings = None if self._aborted else timings
+        self._answer.end(usage, timings)
         self._on_end(self)
 
     def _usage(self) -> Usage:

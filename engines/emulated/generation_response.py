@@ -8,6 +8,7 @@ from engines.emulated.generation import Generation
 from engines.emulated.streams import PlainAnswer, StreamAnswer
 from engines.protocol import TIMINGS_HEADER
 from engines.verb_http import watch_client
+from engines.verb_spans import span_of, tell_generated
 
 SSE_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
@@ -20,6 +21,7 @@ class StreamResponse(Response):
         self._engine = engine
         self._generation = generation
         self._answer = answer
+        self._begun_s = engine.clocks.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watch = watch_client(receive, lambda: self._engine.leave(self._generation))
@@ -33,6 +35,7 @@ class StreamResponse(Response):
         finally:
             watch.cancel()
             self._generation.abort()
+            _tell(scope, self._engine, self._generation, self._begun_s)
 
 
 class PlainResponse(Response):
@@ -43,6 +46,7 @@ class PlainResponse(Response):
         self._engine = engine
         self._generation = generation
         self._answer = answer
+        self._begun_s = engine.clocks.monotonic()
         self._with_timings = with_timings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,3 +61,8 @@ class PlainResponse(Response):
         finally:
             watch.cancel()
             self._generation.abort()
+            _tell(scope, self._engine, self._generation, self._begun_s)
+
+
+def _tell(scope: Scope, engine: Engine, generation: Generation, begun_s: float) -> None:
+    tell_generated(span_of(scope), begun_s, generation.request_id, generation.timings, engine.info.engine_id)

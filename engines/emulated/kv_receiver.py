@@ -3,10 +3,11 @@
 import asyncio
 import secrets
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import structlog
+from structlog.contextvars import bind_contextvars, get_contextvars
 
 from engines.emulated.kernel import Kernel, Reservation
 from engines.emulated.kv_wire import (
@@ -38,6 +39,8 @@ class Opened:
     begin: int
     end: int
     expires_at_s: float
+    ids: Mapping[str, str]
+    """What log lines about it name: request and trace, as those of the call that reserved."""
 
 
 class KvReceiver:
@@ -75,7 +78,8 @@ class KvReceiver:
         begin, end = reservation.begin, reservation.end
         tokens = reservation.prompt[begin:end]
         self._drop_expired()
-        self._opened[reservation.request_id] = Opened(nonce, tokens, begin, end, reservation.expires_at_s)
+        ids = {"request_id": reservation.request_id, **get_contextvars()}
+        self._opened[reservation.request_id] = Opened(nonce, tokens, begin, end, reservation.expires_at_s, ids)
         return nonce
 
     def close(self, request_id: str) -> None:
@@ -98,13 +102,19 @@ class KvReceiver:
     async def _verdict(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Verdict:
         try:
             offer = await read_message(reader, Offer, self._stall_s)
+            self._bind_ids(offer.request_id)
             await self._take(offer, reader, writer)
         except EngineError as error:
             self._counters.transfers[error.code] += 1
-            log.warning("transfer refused", code=error.code, message=error.message)
+            log.warning("transfer refused", error=error.for_logs)
             return Verdict.of(error)
         self._counters.transfers["ok"] += 1
         return Verdict(ok=True)
+
+    def _bind_ids(self, request_id: str) -> None:
+        """For the lines of this connection, which is one transfer and one task."""
+        opened = self._opened.get(request_id)
+        bind_contextvars(**(opened.ids if opened is not None else {"request_id": request_id}))
 
     async def _take(self, offer: Offer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         opened = self._checked(offer)

@@ -19,6 +19,7 @@ import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
+from engines import logs
 from engines.emulated.engine import Clocks, Engine
 from engines.emulated.kernel import Kernel
 from engines.emulated.language import Language, load_tokenizer
@@ -29,14 +30,18 @@ from engines.emulated.settings import EmulatedSettings
 from engines.emulated.shared_link import SharedLink
 from engines.metrics import EngineCollector, Reporting
 from engines.telemetry import Recorder, Telemetry, connect
+from engines.tracing import open_tracer
 from engines.types import EngineInfo
+from engines.verb_spans import Traced
 
 log = structlog.get_logger(__name__)
+SERVICE = "trimtab-engine"
 DRAIN_POLL_S = 0.02
 
 
 def run(settings: EmulatedSettings) -> int:
     """Serve until SIGTERM or SIGINT; the exit code."""
+    logs.configure(settings.log_level)
     uvloop.run(serve(settings))
     return 0
 
@@ -51,7 +56,11 @@ async def serve(settings: EmulatedSettings) -> None:
         engine = await stack.enter_async_context(running_engine(settings, http_socket, kv_socket, recorder))
         registry = CollectorRegistry()
         app = create_app(engine, registry, settings.max_body_bytes, lambda: uuid.uuid4().hex)
-        await stack.enter_async_context(_served(app, http_socket))
+        tracer = await stack.enter_async_context(
+            open_tracer(settings, SERVICE, settings.engine_id, engine.counters.lost_spans)
+        )
+        traced = app if tracer is None else Traced(app, tracer, time.monotonic)
+        await stack.enter_async_context(_served(traced, http_socket))
         telemetry = await stack.enter_async_context(_telemetry(settings, engine, recorder))
         _register(registry, engine, recorder, telemetry)
         _say_ready(settings, engine.info)
@@ -210,7 +219,7 @@ def _info(settings: EmulatedSettings, profile: Profile, http_socket: socket.sock
 
 
 def _say_ready(settings: EmulatedSettings, info: EngineInfo) -> None:
-    print(f"engine {info.engine_id} ({info.kind}, model {info.model}) on {info.url}", flush=True)  # noqa: T201
+    log.info("engine_serving", engine_id=info.engine_id, kind=info.kind, model=info.model, url=info.url)
     if settings.ready_file is not None:
         _write_whole(
             settings.ready_file, orjson.dumps({"url": info.url, "engine_id": info.engine_id, "pid": os.getpid()})

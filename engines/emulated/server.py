@@ -31,12 +31,14 @@ from engines.types import EngineInfo, EngineLoad
 from engines.verb_http import (
     JsonResponse,
     add_route,
+    bind_request_id,
     decode,
     openai_error,
     read_body,
     verb_error,
     while_connected,
 )
+from engines.verb_spans import span_of, tell_reserved, tell_sent
 
 LONG_BODY_BYTES = 16 * 1024
 NewId = Callable[[], str]
@@ -74,11 +76,17 @@ class Verbs:
         add_route(app, "POST", "/tokenize", self.tokenize, verb_error, Tokenize, Tokens)
 
     async def prep_recv(self, request: Request) -> Response:
-        return JsonResponse(self._engine.prep_recv(await self._body(request, PrepRecv)))
+        call = await self._body(request, PrepRecv)
+        answer = self._engine.prep_recv(call)
+        tell_reserved(span_of(request.scope), call, answer, self._engine.info.engine_id)
+        return JsonResponse(answer)
 
     async def remote_send(self, request: Request) -> Response:
         call = await self._body(request, RemoteSend)
-        return JsonResponse(await while_connected(request.receive, self._engine.remote_send(call)))
+        begun_s = self._engine.clocks.monotonic()
+        answer = await while_connected(request.receive, self._engine.remote_send(call))
+        tell_sent(span_of(request.scope), begun_s, call, answer, self._engine.info.engine_id)
+        return JsonResponse(answer)
 
     async def start_generate(self, request: Request) -> Response:
         call = await self._body(request, StartGenerate)
@@ -119,7 +127,10 @@ class Verbs:
         )
 
     async def _body(self, request: Request, kind: type[Any]) -> Any:
-        return decode(await read_body(request, self._max_body_bytes), kind)
+        call = decode(await read_body(request, self._max_body_bytes), kind)
+        if (request_id := getattr(call, "request_id", None)) is not None:
+            bind_request_id(request_id)
+        return call
 
 
 class OpenAi:
@@ -146,9 +157,11 @@ class OpenAi:
         return JsonResponse({"object": "list", "data": [model]})
 
     async def _generate(self, request: Request, api: Api) -> Response:
+        request_id = self._new_id()
+        bind_request_id(request_id)
         raw = await read_body(request, self._max_body_bytes)
         ask = await read_ask_aside(self._engine, api, raw)
-        return respond(self._engine, ask, self._new_id(), None)
+        return respond(self._engine, ask, request_id, None)
 
 
 class Status:

@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from engines.emulated.profile import Profile, ProfileError, load_profile
+from engines.observability import Observability
 
 MIB = 1024 * 1024
 ENV_PREFIX = "TRIMTAB_ENGINE_"
@@ -18,7 +19,7 @@ class BadSettings(Exception):
     """Settings that cannot work; the message has one sentence for each fault."""
 
 
-class EmulatedSettings(BaseSettings):
+class EmulatedSettings(Observability, BaseSettings):
     """One emulated engine. Each field is a flag, or `TRIMTAB_ENGINE_` + its upper-case name in the environment."""
 
     model_config = SettingsConfigDict(

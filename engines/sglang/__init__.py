@@ -19,7 +19,7 @@ In SGLang's HTTP process:
 | `endpoints` | routes on SGLang's own server |
 | `generate`, `resume` | `start_generate` over SGLang's own endpoints |
 | `sending`, `peers` | `remote_send`, and engines getting to know each other |
-| `bridge`, `counters`, `lifetime` | calls to the scheduler process; metrics; heartbeats |
+| `bridge`, `lifetime` | calls to the scheduler process; metrics and heartbeats |
 
 Between them: `messages` (the two processes of one engine), `wire` (two engines), `slots` (rows of a pool), `knobs`,
 `settings`. `plugin` is the entry point, and `internals` alone touches SGLang.

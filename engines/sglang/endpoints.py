@@ -6,11 +6,12 @@ from typing import Any, Protocol
 import orjson
 import structlog
 from fastapi import APIRouter, FastAPI, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engines.errors import BadRequest, Draining, EngineError
+from engines.metrics import expose
 from engines.protocol import (
     TIMINGS_HEADER,
     Abort,
@@ -26,17 +27,20 @@ from engines.sglang.engine import Engine
 from engines.sglang.generate import Generation, check_resume, refused
 from engines.sglang.peers import KV_PEER
 from engines.sglang.wire import Peer
-from engines.types import EngineInfo, EngineLoad
+from engines.tracing import Span
+from engines.types import EngineInfo, EngineLoad, EngineTimings
 from engines.verb_http import (
     ClientLeft,
     JsonResponse,
     add_route,
+    bind_request_id,
     decode,
     openai_error,
     read_body,
     verb_error,
     while_connected,
 )
+from engines.verb_spans import span_of, tell_generated, tell_reserved, tell_sent
 
 log = structlog.get_logger(__name__)
 VERB = "/microserving/"
@@ -71,13 +75,18 @@ class Verbs:
 
     async def prep_recv(self, request: Request) -> Response:
         call: PrepRecv = await self._body(request, PrepRecv)
-        return JsonResponse(await self._engine.prep_recv(call))
+        answer = await self._engine.prep_recv(call)
+        tell_reserved(span_of(request.scope), call, answer, self._engine.info.engine_id)
+        return JsonResponse(answer)
 
     async def remote_send(self, request: Request) -> Response:
         call: RemoteSend = await self._body(request, RemoteSend)
         self._engine.check_takes_work()
         self._engine.check_tokens(call.prompt)
-        return JsonResponse(await while_connected(request.receive, self._engine.sending.send(call)))
+        begun_s = self._engine.now_s()
+        answer = await while_connected(request.receive, self._engine.sending.send(call))
+        tell_sent(span_of(request.scope), begun_s, call, answer, self._engine.info.engine_id)
+        return JsonResponse(answer)
 
     async def start_generate(self, request: Request) -> Response:
         call: StartGenerate = await self._body(request, StartGenerate)
@@ -112,7 +121,10 @@ class Verbs:
         return JsonResponse(self._engine.me)
 
     async def _body(self, request: Request, kind: type[Any]) -> Any:
-        return decode(await read_body(request, self._max_body_bytes), kind)
+        call = decode(await read_body(request, self._max_body_bytes), kind)
+        if (request_id := getattr(call, "request_id", None)) is not None:
+            bind_request_id(request_id)
+        return call
 
 
 class GenerationResponse(Response):
@@ -128,14 +140,22 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         through = False
+        status = 200
+        begun_s = self._engine.now_s()
         try:
             answer = await while_connected(receive, self._answer())
+            status = answer.status_code
             await answer(scope, receive, send)
             through = True
         except ClientLeft:
             log.info("a client left", request_id=self._generation.call.request_id)
         finally:
             self._engine.end_generation(self._generation, left=not through)
+            if (span := span_of(scope)).is_kept and status < 400:
+                self._tell(span, begun_s, self._generation.timings() if through else None)
+
+    def _tell(self, span: Span, begun_s: float, timings: EngineTimings | None) -> None:
+        tell_generated(span, begun_s, self._generation.call.request_id, timings, self._engine.info.engine_id)
 
     async def _answer(self) -> Response:
         generation = self._generation
@@ -203,8 +223,9 @@ class Gate:
 def add_metrics(app: FastAPI, registry: CollectorRegistry) -> None:
     """`GET /metrics`, where SGLang does not serve it."""
 
-    async def metrics(_: Request) -> Response:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+    async def metrics(request: Request) -> Response:
+        content, content_type = expose(registry, request.headers.get("accept"))
+        return Response(content, headers={"content-type": content_type})
 
     app.add_api_route("/metrics", metrics, methods=["GET"], response_model=None)
 

@@ -1,15 +1,17 @@
 """The engine as its HTTP process sees it: the verbs as methods, over the bridge to the scheduler. No SGLang in here."""
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import msgspec
+from structlog.contextvars import get_contextvars
 
 from engines.errors import BadRequest, Draining, EngineTimeout
+from engines.metrics import Counters
 from engines.protocol import Config, PrepRecv, PrepRecvAnswer, StartGenerate
 from engines.sglang.bridge import Bridge
-from engines.sglang.counters import Counters
 from engines.sglang.generate import Generation
 from engines.sglang.knobs import check_knobs
 from engines.sglang.messages import (
@@ -73,10 +75,11 @@ class Engine:
         self._reserved: dict[str, float] = {}
         """Until when there may be a reservation, by request id: other generations need not ask the scheduler."""
         self.bridge = Bridge(send, self._on_event)
-        self.counters = Counters(lambda: recorder.dropped)
+        self.counters = Counters()
         self.draining = False
         self.updated: Callable[[], None] = lambda: None
         """Called when the scheduler told new numbers."""
+        self._load = EngineLoad()
         self._info: EngineInfo | None = None
         self._description: Description | None = None
         self._peers: Peers | None = None
@@ -116,6 +119,10 @@ class Engine:
         """A name for a generation that is no other's beginning: SGLang aborts by prefix."""
         return f"{RID_PREFIX}{next(self._serial)}-{request_id}"
 
+    def now_s(self) -> float:
+        """Monotonic."""
+        return self._clock()
+
     def check_takes_work(self) -> None:
         if self.draining:
             raise Draining("this engine is draining: send new work elsewhere", retry_after_s=1.0)
@@ -140,6 +147,7 @@ class Engine:
             prompt=pack_tokens(call.prompt[:end]),
             end=end,
             ttl_s=call.ttl_s,
+            trace_id=get_contextvars().get("trace_id"),
         )
         reserved = await self.bridge.ask(order, Reserved)
         self._remember(call.request_id, call.ttl_s)
@@ -165,7 +173,7 @@ class Engine:
         return self.last_load()
 
     def last_load(self) -> EngineLoad:
-        return msgspec.structs.replace(self.counters.load, draining=self.draining)
+        return msgspec.structs.replace(self._load, draining=self.draining)
 
     async def config(self, wanted: Config) -> Config:
         check_knobs(wanted, self.info.kv_layout.page_size_tokens)
@@ -219,6 +227,10 @@ class Engine:
                 del self._generations[request_id]
                 self._release(request_id)
 
+    def count_abort(self) -> None:
+        """SGLang stopped a generation of its own endpoints early."""
+        self.counters.aborts += 1
+
     def _abort(self, generation: Generation) -> None:
         for rid in generation.rids:
             self._serving.abort(rid)
@@ -256,7 +268,11 @@ class Engine:
             self._learn(event)
 
     def _learn(self, told: LoadReport | Sampled) -> None:
-        self.counters.load, self.counters.totals = told.load, told.totals
+        self._load = told.load
+        counted = msgspec.structs.asdict(told.totals)
+        counted["transfers"] = Counter(counted["transfers"])
+        for name, value in counted.items():
+            setattr(self.counters, name, value)
         self.updated()
 
 

@@ -25,6 +25,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.utils import TypeBasedDispatcher
 
+from engines.errors import told
 from engines.protocol import Config
 from engines.sglang.messages import RID_PREFIX
 from engines.sglang.scheduler import Handler
@@ -37,7 +38,8 @@ log = structlog.get_logger(__name__)
 TESTED_VERSIONS = ("0.5.23",)
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler."
 CHECKER = "sglang.srt.managers.scheduler_components.invariant_checker.SchedulerInvariantChecker."
-TOKENIZER = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin."
+CONTROL = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin."
+TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager."
 HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 HEALTH_CHECK_PREFIX = "HEALTH_CHECK"
 SLEEP_MS = 1000
@@ -246,7 +248,7 @@ class SchedulerHooks:
             self._handler.poll(busy=busy)
 
     def before_generate(self, _: Any, request: Any, *__: Any, **___: Any) -> None:
-        if self._handler is not None and (request.rid or "").startswith(RID_PREFIX):
+        if self._handler is not None and _is_ours(request.rid):
             self._handler.on_arrival(request.rid)
 
     def before_queue(self, _: Any, request: Any, *__: Any, **___: Any) -> None:
@@ -301,7 +303,8 @@ def _advance(grammar: Any, tokens: Sequence[int]) -> None:
         for token in tokens:
             grammar.accept_token(token)
     except ValueError as error:
-        log.warning("what another engine generated breaks the grammar; going on from where it did", error=str(error))
+        # The message would quote what was generated.
+        log.warning("what another engine generated breaks the grammar; going on from where it did", error=told(error))
 
 
 def _pass(batch: Any, queued: int) -> Pass:
@@ -334,6 +337,10 @@ def _computed(batch: Any, decoding: Any) -> Any:
             cached_tokens=int(req.cached_tokens),
             request=req,
         )
+
+
+def _is_ours(rid: str | None) -> bool:
+    return (rid or "").startswith(RID_PREFIX)
 
 
 def _count_real(requests: Any) -> int:
@@ -415,6 +422,8 @@ class Frontend:
     def __init__(self, tokenizer_manager: Any, app: Any) -> None:
         self._manager = tokenizer_manager
         self.app = app
+        self.on_abort: Callable[[], None] = lambda: None
+        """Called when a generation that is none of ours is aborted."""
         bases = (_Observing, type(tokenizer_manager))
         self._observing = type("ObservedTokenizerManager", bases, {"__slots__": ("observer",)})
 
@@ -480,17 +489,25 @@ class FrontendHooks:
 
     def __init__(self, attach: Callable[[Frontend], Callable[[bytes], None]]) -> None:
         self._attach = attach
+        self._frontend: Frontend | None = None
 
     def register(self) -> None:
-        HookRegistry.register(TOKENIZER + "init_communicators", self.after_init, HookType.AFTER)
+        HookRegistry.register(CONTROL + "init_communicators", self.after_init, HookType.AFTER)
+        HookRegistry.register(TOKENIZER + "abort_request", self.before_abort, HookType.BEFORE)
 
     def after_init(self, _: Any, manager: Any) -> None:
         server = sys.modules.get(HTTP_SERVER)
         if server is None:
             return
-        on_report = self._attach(Frontend(manager, server.app))
+        self._frontend = Frontend(manager, server.app)
+        on_report = self._attach(self._frontend)
         reports = [(TrimtabReport, lambda report: on_report(report.payload))]
         manager._result_dispatcher += TypeBasedDispatcher(reports)
+
+    def before_abort(self, manager: Any, rid: str = "", abort_all: bool = False) -> None:
+        state = manager.rid_to_state.get(rid)
+        if self._frontend is not None and state is not None and not state.abort_sent and not _is_ours(rid):
+            self._frontend.on_abort()
 
 
 def register_messages() -> None:

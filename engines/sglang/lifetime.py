@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 import structlog
 from fastapi import FastAPI
+from prometheus_client.registry import Collector
 
+from engines.metrics import EngineCollector, Reporting
 from engines.sglang.engine import Engine
 from engines.sglang.messages import Description
 from engines.sglang.settings import SglangSettings
@@ -16,6 +18,8 @@ from engines.telemetry import Recorder, Telemetry, connect
 from engines.types import EngineInfo
 
 log = structlog.get_logger(__name__)
+Export = Callable[[Collector], None]
+"""Has the engine's metrics exported, once it is known which engine it is."""
 
 
 class Frontend(Protocol):
@@ -44,11 +48,11 @@ def extend_lifespan(app: FastAPI, run: Callable[[], AbstractAsyncContextManager[
 
 @asynccontextmanager
 async def running(
-    frontend: Frontend, engine: Engine, recorder: Recorder, settings: SglangSettings
+    frontend: Frontend, engine: Engine, recorder: Recorder, settings: SglangSettings, export: Export
 ) -> AsyncIterator[None]:
     """The engine's own tasks, beside the block."""
     frontend.start()
-    task = asyncio.create_task(_loudly(serve(frontend, engine, recorder, settings)))
+    task = asyncio.create_task(_loudly(serve(frontend, engine, recorder, settings, export)))
     try:
         yield
     finally:
@@ -58,17 +62,33 @@ async def running(
         await engine.aclose()
 
 
-async def serve(frontend: Frontend, engine: Engine, recorder: Recorder, settings: SglangSettings) -> None:
-    """Learn what this engine is, then say so in Redis until cancelled."""
+async def serve(
+    frontend: Frontend, engine: Engine, recorder: Recorder, settings: SglangSettings, export: Export
+) -> None:
+    """Learn what this engine is, then say so in its metrics and in Redis until cancelled."""
     await engine.open(lambda found: info_of(found, frontend, settings))
     log.info("microserving verbs are there", engine_id=engine.info.engine_id, url=engine.info.url)
+    async with _telemetry(engine, recorder, settings) as telemetry, asyncio.TaskGroup() as group:
+        export(_collector(engine, recorder, telemetry))
+        group.create_task(_keep_load_fresh(engine, settings.heartbeat_s))
+        if telemetry is not None:
+            group.create_task(telemetry.run())
+
+
+@asynccontextmanager
+async def _telemetry(engine: Engine, recorder: Recorder, settings: SglangSettings) -> AsyncIterator[Telemetry | None]:
     if settings.redis_url is None:
+        yield None
         return
     async with connect(settings.redis_url) as redis:
-        telemetry = Telemetry(redis, engine.info, engine.last_load, recorder, settings.heartbeat_s)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(telemetry.run())
-            group.create_task(_keep_load_fresh(engine, settings.heartbeat_s))
+        yield Telemetry(redis, engine.info, engine.last_load, recorder, settings.heartbeat_s)
+
+
+def _collector(engine: Engine, recorder: Recorder, telemetry: Telemetry | None) -> EngineCollector:
+    def reporting() -> Reporting:
+        return Reporting(recorder.dropped, None if telemetry is None else telemetry.redis_answers)
+
+    return EngineCollector(engine.info, engine.counters, engine.last_load, reporting)
 
 
 def info_of(found: Description, frontend: Frontend, settings: SglangSettings) -> EngineInfo:

@@ -47,6 +47,8 @@ class Reserve(Call, frozen=True, kw_only=True):
     prompt: bytes
     end: int
     ttl_s: float
+    trace_id: str | None = None
+    """For logs."""
 
 
 class Release(Call, frozen=True, kw_only=True):
@@ -157,14 +159,16 @@ class Sent(Answer, frozen=True, kw_only=True):
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts since the start of the scheduler process."""
+    """What the scheduler process has counted since its start, named as in `engines.metrics.Counters`."""
 
     passes: int = 0
+    busy_prefill_s: float = 0.0
+    busy_decode_s: float = 0.0
     prefill_tokens: int = 0
     output_tokens: int = 0
     transfer_bytes: int = 0
+    transfer_s: float = 0.0
     expired_reservations: int = 0
-    aborts: int = 0
     transfers: dict[str, int] = {}
     """Inbound transfers by outcome: `ok`, or the code of the error."""
 

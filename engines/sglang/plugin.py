@@ -1,5 +1,6 @@
 """The plugin that SGLang loads, in each of its processes: entry point `sglang.srt.plugins`, see `pyproject.toml`."""
 
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -7,17 +8,21 @@ from typing import Any
 
 import structlog
 from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
 
+from engines import logs
+from engines.metrics import Mirror
 from engines.sglang import internals
-from engines.sglang.counters import EngineCollector, SharedMetrics
 from engines.sglang.endpoints import Gate, Verbs, add_metrics
 from engines.sglang.engine import Engine
-from engines.sglang.lifetime import extend_lifespan, running
+from engines.sglang.lifetime import Export, extend_lifespan, running
 from engines.sglang.scheduler import Handler
 from engines.sglang.settings import BadSettings, SglangSettings, load_settings
 from engines.sglang.transport import NixlTransport, NoTransport
 from engines.sglang.view import Identity, Transport
 from engines.telemetry import Recorder
+from engines.tracing import closing, make_tracer
+from engines.verb_spans import Traced
 
 log = structlog.get_logger(__name__)
 
@@ -29,6 +34,7 @@ def register() -> None:
         internals.check_version(settings.untested_version)
     except (BadSettings, internals.UntestedVersion) as error:
         raise SystemExit(str(error)) from error
+    logs.configure(settings.log_level, libraries=False)
     log.info("trimtab's microserving verbs", tested_with=internals.TESTED_VERSIONS)
     internals.register_messages()
     internals.SchedulerHooks(lambda scheduler: make_handler(scheduler, settings)).register()
@@ -77,13 +83,29 @@ def attach(frontend: internals.Frontend, settings: SglangSettings) -> Callable[[
     """The plugin's part in the HTTP process, before the server runs; what takes the scheduler's reports."""
     recorder = Recorder()
     engine = Engine(frontend, frontend.send, recorder, clock=time.monotonic, wall=time.time)
-    registry = CollectorRegistry()
-    if frontend.exports_metrics:
-        engine.updated = SharedMetrics(engine.counters, registry).update
-    else:
-        registry.register(EngineCollector(engine.counters))
-        add_metrics(frontend.app, registry)
+    frontend.on_abort = engine.count_abort
+    export = exporting(frontend, engine)
     frontend.app.include_router(Verbs(engine, frontend, settings.max_body_bytes).router())
     frontend.app.add_middleware(Gate, engine=engine)
-    extend_lifespan(frontend.app, lambda: running(frontend, engine, recorder, settings))
+    engine_id = settings.engine_id or f"sglang-{os.getpid()}"
+    tracer = make_tracer(settings, "trimtab-engine", engine_id, engine.counters.lost_spans)
+    if tracer is not None:
+        frontend.app.add_middleware(Traced, tracer=tracer, now_s=engine.now_s)
+        extend_lifespan(frontend.app, lambda: closing(tracer))
+    extend_lifespan(frontend.app, lambda: running(frontend, engine, recorder, settings, export))
     return engine.bridge.on_report
+
+
+def exporting(frontend: internals.Frontend, engine: Engine) -> Export:
+    """The engine's metrics go among SGLang's own, or have a page where SGLang shows none."""
+    registry = CollectorRegistry()
+    if not frontend.exports_metrics:
+        add_metrics(frontend.app, registry)
+        return registry.register
+
+    def among_others(collector: Collector) -> None:
+        mirror = Mirror(collector, registry)
+        mirror.update()
+        engine.updated = mirror.update
+
+    return among_others

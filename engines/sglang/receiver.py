@@ -35,14 +35,16 @@ class Receiver:
         notify: Notify,
         clock: Callable[[], float],
         on_received: OnReceived,
+        outcomes: Counter[str],
     ) -> None:
+        """`outcomes` counts how transfers end: `ok`, or the code of the error."""
         self._reservations = reservations
         self._pool = pool
         self._epoch = epoch
         self._notify = notify
         self._clock = clock
         self._on_received = on_received
-        self.outcomes: Counter[str] = Counter()
+        self._outcomes = outcomes
 
     def on_offer(self, agent: str, offer: Offer) -> None:
         now_s = self._clock()
@@ -53,7 +55,7 @@ class Receiver:
                 return
             self._reservations.begin_write(reservation, agent, offer.send_id, now_s)
         except EngineError as error:
-            self._refuse(agent, offer.send_id, error)
+            self._refuse(agent, offer.send_id, error, offer.request_id)
             return
         self._notify(agent, Go(send_id=offer.send_id, write_for_s=reservation.write_for_s(now_s)))
 
@@ -66,11 +68,11 @@ class Receiver:
             self._check(reservation, note)
         except EngineError as error:
             self._reservations.sender_stopped(agent, note.send_id)
-            self._refuse(agent, note.send_id, error)
+            self._refuse(agent, note.send_id, error, None if reservation is None else reservation.request_id)
             return
         tokens, begun_s = reservation.tokens, reservation.begun_s
         self._reservations.receive(reservation)
-        self.outcomes["ok"] += 1
+        self._outcomes["ok"] += 1
         self._notify(agent, Held(send_id=note.send_id))
         self._on_received(self._clock() - begun_s, tokens, concurrent)
 
@@ -81,7 +83,8 @@ class Receiver:
         """Ask the sender of a given-up reservation to stop."""
         if reservation.sender is not None:
             agent, send_id = reservation.sender
-            self._refuse(agent, send_id, ReservationGone("the reservation was given up during the transfer"))
+            gone = ReservationGone("the reservation was given up during the transfer")
+            self._refuse(agent, send_id, gone, reservation.request_id)
 
     def _checked(self, offer: Offer) -> Reservation:
         if offer.epoch != self._epoch:
@@ -108,7 +111,8 @@ class Receiver:
                 raise TransferFailed(f"tokens {begin} to {begin + tokens} of the transfer were corrupted on the way")
             begin += tokens
 
-    def _refuse(self, agent: str, send_id: str, error: EngineError) -> None:
-        self.outcomes[error.code] += 1
-        log.warning("transfer refused", code=error.code, message=error.message)
+    def _refuse(self, agent: str, send_id: str, error: EngineError, request_id: str | None) -> None:
+        self._outcomes[error.code] += 1
+        trace_id = self._reservations.trace_id(request_id)
+        log.warning("transfer refused", error=error.for_logs, request_id=request_id, trace_id=trace_id)
         self._notify(agent, Refused.of(send_id, error))

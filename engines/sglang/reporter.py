@@ -1,7 +1,8 @@
 """What the scheduler process tells about its passes and transfers, gathered so that few messages carry much."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
+from engines.metrics import Counters
 from engines.records import PassRecord, TransferRecord
 from engines.sglang.messages import Sampled, Totals
 from engines.sglang.view import Identity, Pass
@@ -26,29 +27,26 @@ class Reporter:
         self._decode_passes = 0
         self._last_end_s = clock()
         self._reported_s = clock()
-        self._pass_count = 0
-        self._prefill_tokens = 0
-        self._output_tokens = 0
-        self._transfer_bytes = 0
-        self.expired = 0
-        """Reservations that nobody used in time."""
+        self.counters = Counters()
 
     @property
     def is_due(self) -> bool:
         return bool(self._passes or self._transfers) and self._clock() >= self._reported_s + REPORT_EVERY_S
 
     def on_pass(self, ended: Pass) -> None:
-        self._pass_count += 1
-        self._prefill_tokens += sum(found.to - found.begin for found in ended.prefills)
-        self._output_tokens += ended.decode_batch + sum(found.through for found in ended.prefills)
+        # With overlapping passes, a pass lasts from the end of the one before.
+        wall_s = ended.ended_s - max(ended.launched_s, self._last_end_s)
+        self.counters.passed(wall_s, sum(found.to - found.begin for found in ended.prefills))
+        self.counters.output_tokens += ended.decode_batch + sum(found.through for found in ended.prefills)
         if self._wants(ended):
-            self._passes.append(self._record(ended))
+            self._passes.append(self._record(ended, wall_s))
         self._last_end_s = ended.ended_s
 
     def on_received(self, wall_s: float, tokens: int, concurrent: int) -> None:
         """A transfer arrived whole."""
         nbytes = tokens * self._bytes_per_token
-        self._transfer_bytes += nbytes
+        self.counters.transfer_bytes += nbytes
+        self.counters.transfer_s += wall_s
         self._transfers.append(
             TransferRecord(
                 engine_id=self._identity.engine_id,
@@ -60,23 +58,16 @@ class Reporter:
             )
         )
 
-    def take(self, load: EngineLoad, outcomes: Mapping[str, int]) -> Sampled:
+    def take(self, load: EngineLoad) -> Sampled:
         """Everything since the last time."""
         self._reported_s = self._clock()
-        told = Sampled(passes=self._passes, transfers=self._transfers, load=load, totals=self.totals(outcomes))
+        told = Sampled(passes=self._passes, transfers=self._transfers, load=load, totals=self.totals)
         self._passes, self._transfers = [], []
         return told
 
-    def totals(self, outcomes: Mapping[str, int]) -> Totals:
-        """`outcomes`: inbound transfers by how they ended."""
-        return Totals(
-            passes=self._pass_count,
-            prefill_tokens=self._prefill_tokens,
-            output_tokens=self._output_tokens,
-            transfer_bytes=self._transfer_bytes,
-            expired_reservations=self.expired,
-            transfers=dict(outcomes),
-        )
+    @property
+    def totals(self) -> Totals:
+        return Totals(**{name: getattr(self.counters, name) for name in Totals.__struct_fields__})
 
     def _wants(self, ended: Pass) -> bool:
         """All passes with prefill work are kept, of the many that only decode one in a few."""
@@ -85,14 +76,13 @@ class Reporter:
         self._decode_passes += 1
         return self._decode_passes % DECODE_PASS_SAMPLE == 0
 
-    def _record(self, ended: Pass) -> PassRecord:
-        """With overlapping passes, a pass lasts from the end of the one before."""
+    def _record(self, ended: Pass, wall_s: float) -> PassRecord:
         new = [(found.begin, found.to) for found in ended.prefills]
         return PassRecord(
             engine_id=self._identity.engine_id,
             kind=self._identity.kind,
             at_s=self._wall(),
-            wall_s=ended.ended_s - max(ended.launched_s, self._last_end_s),
+            wall_s=wall_s,
             prefill_tokens=sum(to - begin for begin, to in new),
             prefill_context_tokens=sum((to * (to + 1) - begin * (begin + 1)) // 2 for begin, to in new),
             decode_batch=ended.decode_batch,

@@ -65,6 +65,8 @@ class Reservation:
     """Agent and `send_id` of who may write now. While there is one, the slots serve nothing else."""
     begun_s: float = 0.0
     """When that sender was let in."""
+    trace_id: str | None = None
+    """Of the request, for logs."""
 
     @property
     def received(self) -> bool:
@@ -148,6 +150,11 @@ class Reservations:
         if reservation.expired(now_s):
             raise ReservationGone(f"the reservation for request {request_id!r} has expired")
         return reservation
+
+    def trace_id(self, request_id: str | None) -> str | None:
+        """The trace that a request with a reservation belongs to, if it has one."""
+        reservation = self._by_id.get(request_id) if request_id is not None else None
+        return None if reservation is None else reservation.trace_id
 
     def begin_write(self, reservation: Reservation, agent: str, send_id: str, now_s: float) -> None:
         """From now on that sender may write. Raises `TransferFailed` if another does."""

@@ -10,6 +10,8 @@ import copy
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from engines.protocol import ResumedChoice
 
 Generate = Callable[[Any, Any], AsyncGenerator[Any, None]]
@@ -20,7 +22,7 @@ class Resume:
     """The choices of one resumed stream."""
 
     def __init__(self, choices: Sequence[ResumedChoice], encode: Callable[[str], list[int]]) -> None:
-        self._choices = {choice.index: choice for choice in choices}
+        self._choices = {choice.index: _counted(choice, encode) for choice in choices}
         self._encode = encode
         self._appended: dict[str, list[int]] = {}
         self.replaying = False
@@ -94,6 +96,11 @@ class Resume:
         meta["cached_tokens"] = min(meta.get("cached_tokens", 0), meta["prompt_tokens"])
         meta["completion_tokens"] = meta.get("completion_tokens", 0) + choice.tokens
         return {**answer, "index": index, "text": choice.text + answer["text"], "meta_info": meta}
+
+
+def _counted(choice: ResumedChoice, encode: Callable[[str], list[int]]) -> ResumedChoice:
+    """With all its tokens: who counted events has counted too few where SGLang joined tokens that waited to be sent."""
+    return msgspec.structs.replace(choice, tokens=max(choice.tokens, len(encode(choice.text))))
 
 
 class _Stops:

@@ -63,6 +63,7 @@ BUSY_BUDGET_S = 0.004
 IDLE_BUDGET_S = 0.05
 REPORT_EVERY_S = 0.25
 TOKEN_BYTES = 4
+CHANGES_ROOM = (Reserve, Release, SetDraining)
 WAIT_MOVING_MS = 0
 WAIT_TRANSFER_MS = 1
 WAIT_RESERVED_MS = 5
@@ -91,7 +92,13 @@ class Handler:
         self._reporter = Reporter(identity, view.bytes_per_token, clock, wall)
         self.reservations = Reservations(view, self._stop_sender, new_nonce)
         self._receiver = Receiver(
-            self.reservations, view, identity.epoch, transport.notify, clock, self._reporter.on_received
+            self.reservations,
+            view,
+            identity.epoch,
+            transport.notify,
+            clock,
+            self._reporter.on_received,
+            self._reporter.counters.transfers,
         )
         self._sender = Sender(view, transport, transport.notify, clock, stall_s, with_checksums, self._on_sent)
         self._draining = False
@@ -108,6 +115,9 @@ class Handler:
         call = decode_call(payload)
         try:
             answer = self._answer(call)
+            if isinstance(call, CHANGES_ROOM):
+                # Before the answer: whoever got it must not be told an older load.
+                self._report()
         except EngineError as error:
             answer = Failed.of(call.call_id, error)
         if answer is not None:
@@ -119,8 +129,7 @@ class Handler:
             self._on_note(agent, raw)
         if len(self._sender):
             self._sender.step(BUSY_BUDGET_S if busy else IDLE_BUDGET_S)
-        if len(self.reservations):
-            self._reporter.expired += self.reservations.expire(self._clock())
+        self._expire()
         if self._reporter.is_due:
             self._report()
 
@@ -247,6 +256,7 @@ class Handler:
             self._clock(),
             self._view.spare_tokens(),
         )
+        reservation.trace_id = call.trace_id
         address = KvAddress(
             url="",
             agent=self._identity.agent,
@@ -365,11 +375,15 @@ class Handler:
         )
 
     def _load_report(self, call_id: int) -> LoadReport:
-        self._reporter.expired += self.reservations.expire(self._clock())
-        return LoadReport(call_id=call_id, load=self._load(), totals=self._reporter.totals(self._receiver.outcomes))
+        self._expire()
+        return LoadReport(call_id=call_id, load=self._load(), totals=self._reporter.totals)
 
     def _report(self) -> None:
-        self._tell(self._reporter.take(self._load(), self._receiver.outcomes))
+        self._tell(self._reporter.take(self._load()))
+
+    def _expire(self) -> None:
+        if len(self.reservations):
+            self._reporter.counters.expired_reservations += self.reservations.expire(self._clock())
 
     def _load(self) -> EngineLoad:
         found, knobs = self._view.loads(), self._view.knobs()

@@ -5,6 +5,8 @@ from typing import Any
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from engines.observability import Observability
+
 ENV_PREFIX = "TRIMTAB_SGLANG_"
 MIB = 1024 * 1024
 
@@ -13,7 +15,7 @@ class BadSettings(Exception):
     """Settings that cannot work; one sentence for each fault."""
 
 
-class SglangSettings(BaseSettings):
+class SglangSettings(Observability, BaseSettings):
     """Each field is `TRIMTAB_SGLANG_` + its upper-case name in the environment."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="ignore")

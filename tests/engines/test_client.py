@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from engines import errors
-from engines.client import EngineClient, Prompt, Trace, VerbTimeouts
-from engines.protocol import Config, ResumedChoice
+from engines.client import EngineClient, Prompt, VerbTimeouts
+from engines.protocol import Config, ResumedChoice, Tokenize
+from engines.tracing import Trace
 
 LOAD = b'{"running":3,"kv_capacity_tokens":100,"kv_used_tokens":40}'
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -303,3 +304,26 @@ async def test_config_sends_only_what_is_to_change(connect):
 async def test_an_address_that_cannot_be_one_is_refused(url):
     with pytest.raises(ValueError, match="not an engine address"):
         EngineClient(url)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client, trace: client.prep_recv("r1", Prompt.of([7, 8]), 1, 9.0, trace),
+        lambda client, trace: client.remote_send("r1", Prompt.of([7, 8]), "there", 0, 1, trace),
+        lambda client, trace: client.abort("r1", trace),
+        lambda client, trace: client.tokenize(Tokenize(prompt="hi"), trace),
+    ],
+    ids=["prep_recv", "remote_send", "abort", "tokenize"],
+)
+async def test_every_call_about_a_request_carries_its_trace(connect, call):
+    asked = asyncio.get_running_loop().create_future()
+
+    async def refuse(reader, writer) -> None:
+        asked.set_result(await read_request(reader))
+        writer.write(answer(b"{}", "503 Service Unavailable"))
+
+    client = await connect(refuse)
+    with pytest.raises(errors.EngineError):
+        await call(client, Trace(b"00-abc-def-01", b"k=v"))
+    assert b"traceparent: 00-abc-def-01\r\ntracestate: k=v\r\n" in await asked

@@ -13,6 +13,7 @@ import pytest
 from engines.client import EngineClient
 from engines.types import EngineInfo, EngineLoad
 from tests.support.fleet import Fleet, open_fleet, until
+from tests.support.otlp import Collector
 from tests.support.sglang import MODEL, Pair, RealEngine, model_folder
 
 HERE = Path(__file__).parent
@@ -26,8 +27,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def pair(sglang_pair: Pair) -> Pair:
-    """Both engines serve, whatever the test before did to them."""
-    sglang_pair.revive()
+    """Both engines serve as at their start, whatever the test before did to them."""
+    sglang_pair.mend()
     return sglang_pair
 
 
@@ -134,11 +135,13 @@ class RouterFacing:
 
 
 @pytest.fixture
-async def fleet(sender: Verbs, receiver: Verbs, redis_url: str) -> AsyncIterator[Fleet]:
-    """A router in front of both engines. `e0` and `e1` are their ids."""
+async def fleet(sender: Verbs, receiver: Verbs, redis_url: str, collector: Collector) -> AsyncIterator[Fleet]:
+    """A router in front of both engines: `r0` before `e0` and `e1`. It traces what its clients trace."""
     engines: Any = {verbs.engine.engine_id: RouterFacing(verbs) for verbs in (sender, receiver)}
+    # What one test left in the caches must not decide where the next one's requests go.
+    await asyncio.gather(sender.whole(), receiver.whole())
     given = {"model": MODEL, "tokenizer": model_folder(), "load_poll_s": 0.5, "heartbeat_s": 1.0}
+    given |= {"router_id": "r0", "traces_url": collector.url, "traces_ratio": 0.0, "log_requests": "lines"}
     async with open_fleet(engines, redis_url, given) as fleet:
         fleet.http.timeout = httpx.Timeout(300)
         yield fleet
-        await asyncio.sleep(0)

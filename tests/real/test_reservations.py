@@ -85,7 +85,6 @@ async def test_aborting_a_transfer_half_way_leaves_no_trace(sender, receiver, pr
     assert again["prefix_matched_length"] == 0
     await receiver.post("abort", request_id="anew")
     await receiver.whole()
-    await sender.post("config", chunked_prefill_tokens=4096)
     await sender.whole()
 
 
@@ -103,7 +102,6 @@ async def test_a_caller_that_leaves_frees_both_sides(sender, receiver, prompts):
     await asyncio.gather(sending, return_exceptions=True)
     await sender.whole()
     await receiver.whole()
-    await sender.post("config", chunked_prefill_tokens=4096)
 
 
 async def test_many_calls_in_any_order_lose_no_slot(sender, receiver, prompts):

@@ -1,8 +1,11 @@
 """Whatever way a request takes through the engines, its greedy answer is the one a plain SGLang engine gives."""
 
+import asyncio
+
 import pytest
 
 from engines.tokenizer import Tokenizer
+from tests.support.fleet import until
 from tests.support.sglang import BYTES_PER_TOKEN, ask, model_folder
 from tests.support.sglang_questions import (
     ENDPOINTS,
@@ -40,7 +43,15 @@ async def run(fleet, pair, name: str):
     answer = await fleet.http.post(path, json=body)
     assert answer.status_code == 200, answer.text
     assert text_of(answer.json()) == text_of(pair.plain_answers[name])
-    return (await fleet.records(1))[0]
+    return await record_of(fleet, answer)
+
+
+async def record_of(fleet, answer):
+    async def written():
+        records = await fleet.records(1)
+        return next((one for one in records if one.request_id == answer.headers["x-request-id"]), None)
+
+    return await until(written, "the request's record")
 
 
 async def test_data_parallel(fleet, pair, redis_url):
@@ -107,17 +118,19 @@ async def test_migrated_context_serves_an_ordinary_request(sender, receiver):
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == len(prompt) - 1
 
 
-async def test_json_schema_and_logprobs_come_through_the_router_on_split_requests(fleet, pair):
+async def test_json_schema_and_logprobs_come_through_the_router_on_split_requests(fleet, pair, sender, receiver):
     await fleet.plan("disaggregated", ROLES, **NO_BYPASS)
     path, body = ENDPOINTS["chat json"]
-    answer = (await fleet.http.post(path, json=body)).json()
-    assert city_of(answer) == city_of(pair.plain_answers["chat json"])
+    answer = await fleet.http.post(path, json=body)
+    assert city_of(answer.json()) == city_of(pair.plain_answers["chat json"])
+    assert (await record_of(fleet, answer)).prefill_engine == "e0"
+    await asyncio.gather(sender.whole(), receiver.whole())
     path, body = ENDPOINTS["chat logprobs"]
-    found = (await fleet.http.post(path, json=body)).json()["choices"][0]["logprobs"]
+    answer = await fleet.http.post(path, json=body)
+    found = answer.json()["choices"][0]["logprobs"]
     expected = pair.plain_answers["chat logprobs"]["choices"][0]["logprobs"]
     assert comparable(found) == comparable(expected)
-    record = (await fleet.records(2))[-1]
-    assert record.prefill_engine == "e0"
+    assert (await record_of(fleet, answer)).prefill_engine == "e0"
     await fleet.settled()
 
 

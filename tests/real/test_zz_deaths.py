@@ -33,7 +33,6 @@ async def test_a_receiver_that_dies_fails_the_transfer_and_forgets_its_reservati
     assert (await sender.send("again", short, fresh, 99)).status_code == 200
     await receiver.post("abort", request_id="again")
     await receiver.whole()
-    await sender.post("config", chunked_prefill_tokens=4096)
 
 
 async def test_mixed_requests_with_random_aborts_and_a_sender_that_dies_half_way(

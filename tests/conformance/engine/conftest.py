@@ -22,13 +22,16 @@ import pytest
 from tests.support.sglang import Pair
 
 START_S = 60.0
-REAL_BREVITY = 0.2
+REAL_BREVITY = 0.1
+ANSWER_S = 60.0
+REAL_ANSWER_S = 240.0
 
 
 @dataclass
 class Engine:
     """A running engine and what a caller needs to know of it."""
 
+    kind: str
     url: str
     model: str
     process: subprocess.Popen[bytes]
@@ -60,7 +63,7 @@ def emulated(request: pytest.FixtureRequest) -> Iterator[Launch]:
         process = start_emulated(ready_file, **flags)
         started.append(process)
         url = _wait_for(ready_file, process)["url"]
-        return Engine(url, httpx.get(f"{url}/microserving/info").json()["model"], process)
+        return Engine("emulated", url, httpx.get(f"{url}/microserving/info").json()["model"], process)
 
     yield start
     for process in started:
@@ -72,7 +75,7 @@ def emulated(request: pytest.FixtureRequest) -> Iterator[Launch]:
 def sglang(request: pytest.FixtureRequest) -> Iterator[Launch]:
     """The two engines that all tests of the session share: starting others would take minutes."""
     pair: Pair = request.getfixturevalue("sglang_pair")
-    pair.revive()
+    pair.mend()
     waiting = list(pair.engines)
 
     def take(**flags: object) -> Engine:
@@ -80,7 +83,7 @@ def sglang(request: pytest.FixtureRequest) -> Iterator[Launch]:
             pytest.skip(f"all real engines are started with the same flags, not with {flags}")
         engine = waiting.pop(0)
         assert engine.process is not None
-        return Engine(engine.url, engine.model, engine.process)
+        return Engine("sglang", engine.url, engine.model, engine.process)
 
     yield take
 
@@ -96,6 +99,15 @@ REAL = ("sglang",)
 def launch(request: pytest.FixtureRequest) -> Iterator[Launch]:
     """Start an engine and wait until it serves."""
     yield from KINDS[request.param](request)
+
+
+@pytest.fixture(autouse=True)
+def leave_as_found(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Real engines are shared: a test that fails half-way must not be the next one's misfortune."""
+    pair: Pair | None = request.getfixturevalue("sglang_pair") if _kind_of(request.node) in REAL else None
+    yield
+    if pair is not None:
+        pair.mend()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -166,6 +178,9 @@ class Caller:
         found: dict[str, Any] = (await self.http.get(f"{engine.url}/microserving/load")).json()
         return found
 
+    async def is_running(self, engine: Engine) -> bool:
+        return bool((await self.load(engine))["running"])
+
     async def metric(self, engine: Engine, name: str) -> float:
         text = (await self.http.get(f"{engine.url}/metrics")).text
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
@@ -199,12 +214,12 @@ class Caller:
 
 @pytest.fixture
 async def caller(request: pytest.FixtureRequest) -> AsyncIterator[Caller]:
-    async with httpx.AsyncClient(timeout=60) as http:
-        brevity = REAL_BREVITY if _kind_of(request.node) in REAL else 1.0
-        yield Caller(http, random.Random(request.node.nodeid), brevity)
+    is_real = _kind_of(request.node) in REAL
+    async with httpx.AsyncClient(timeout=REAL_ANSWER_S if is_real else ANSWER_S) as http:
+        yield Caller(http, random.Random(request.node.nodeid), REAL_BREVITY if is_real else 1.0)
 
 
-async def eventually(holds: Callable[[], Any], timeout_s: float = 20.0) -> None:
+async def eventually(holds: Callable[[], Any], timeout_s: float = 60.0) -> None:
     """Wait until an async condition holds."""
     async with asyncio.timeout(timeout_s):
         while not await holds():

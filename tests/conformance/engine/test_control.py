@@ -25,15 +25,15 @@ async def test_an_idle_engine_reports_no_load(engine, caller):
 
 async def test_knobs_are_live_and_an_absent_one_stays(engine, caller):
     before = await caller.load(engine)
-    answer = await caller.post(engine, "config", chunked_prefill_tokens=64, prefill_decode_interval=3)
-    assert answer.json() == {"chunked_prefill_tokens": 64, "prefill_decode_interval": 3}
+    answer = await caller.post(engine, "config", chunked_prefill_tokens=32, prefill_decode_interval=3)
+    assert answer.json() == {"chunked_prefill_tokens": 32, "prefill_decode_interval": 3}
     answer = await caller.post(engine, "config", prefill_decode_interval=0)
-    assert answer.json() == {"chunked_prefill_tokens": 64, "prefill_decode_interval": 0}
+    assert answer.json() == {"chunked_prefill_tokens": 32, "prefill_decode_interval": 0}
     passes = await caller.metric(engine, "trimtab_engine_passes_total")
     text = caller.text()
     await caller.generate(engine, caller.new_id(), text, max_tokens=1)
     chunks = await caller.metric(engine, "trimtab_engine_passes_total") - passes
-    assert chunks >= len(await caller.tokens(engine, text)) // 64
+    assert chunks >= len(await caller.tokens(engine, text)) // 32
     names = ("chunked_prefill_tokens", "prefill_decode_interval")
     await caller.post(engine, "config", **{name: before[name] for name in names})
 
@@ -48,14 +48,13 @@ async def test_a_bad_knob_is_refused_by_name_and_changes_nothing(engine, caller,
     assert await caller.load(engine) == before
 
 
-async def test_a_draining_engine_finishes_what_runs_and_refuses_the_rest(engine, sender, caller):
+async def test_a_draining_engine_finishes_what_runs_and_refuses_the_rest(engine, sender, caller, eventually):
     prompt = await caller.tokens(engine, caller.text())
     request_id, reserved = await caller.reserve(engine, prompt, -1)
     elsewhere, given = await caller.reserve(sender, prompt, -1)
     asked = {"n": 2, "max_tokens": caller.brief(600), "ignore_eos": True}
     running = asyncio.create_task(caller.generate(engine, caller.new_id(), "go on", **asked))
-    while (await caller.load(engine))["running"] == 0:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: caller.is_running(engine))
     assert (await caller.post(engine, "drain", on=True)).json() == {"draining": True}
     load = await caller.load(engine)
     assert (load["draining"], load["kv_reserved_tokens"]) == (True, 0)

@@ -5,7 +5,9 @@ import json
 
 import pytest
 
-MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+MESSAGES = [{"role": "user", "content": "tell me something"}]
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+"""Answered with one sentence."""
 
 
 def events_of(stream: str) -> list[dict]:
@@ -17,16 +19,23 @@ def events_of(stream: str) -> list[dict]:
 def pieces_of(events: list[dict], index: int = 0) -> list[str]:
     choices = [choice for event in events for choice in event["choices"] if choice["index"] == index]
     pieces = [choice["text"] if "text" in choice else choice["delta"].get("content") for choice in choices]
-    # A chat may begin with an event that only names the role, and end with one that only says why.
+    # Events that bring no text: see `is_exact`.
     return [piece for piece in pieces if piece]
 
 
-def finish_reasons_of(events: list[dict]) -> list[str]:
-    """What ended the first choice; the last event is usage."""
-    *_, last = (event for event in events if event["choices"])
-    found = [choice["finish_reason"] for event in events for choice in event["choices"] if choice["finish_reason"]]
-    assert last["choices"][0]["finish_reason"], "only the last event says why"
-    return found
+def finish_reasons_of(events: list[dict]) -> list[str | None]:
+    """Of the first choice, event by event; the last event is usage."""
+    return [event["choices"][0]["finish_reason"] for event in events[:-1]]
+
+
+def is_exact(engine) -> bool:
+    """Whether each event of a stream is one token. SGLang joins tokens that wait to be sent, and its chats begin with
+    an event that only names the role, and end with one that only says why."""
+    return engine.kind != "sglang"
+
+
+def comparable(engine, pieces: list[str]) -> list[str]:
+    return pieces if is_exact(engine) else ["".join(pieces)]
 
 
 def timings_of(stream: str) -> dict:
@@ -49,10 +58,12 @@ async def stream(caller, engine, api: str, resume: list[dict] | None = None, **b
 @pytest.mark.parametrize("api", ["completions", "chat"])
 async def test_one_token_is_one_event_and_usage_counts_them(engine, caller, api):
     events = events_of(await stream(caller, engine, api, max_tokens=20, ignore_eos=True))
-    assert len(pieces_of(events)) == 20
+    assert len(pieces_of(events)) == 20 or (not is_exact(engine) and 1 < len(pieces_of(events)) < 20)
     assert events[-1]["choices"] == []
     assert events[-1]["usage"]["completion_tokens"] == 20
-    assert finish_reasons_of(events) == ["length"]
+    others = len(events) - 2
+    assert others == 19 or not is_exact(engine)
+    assert finish_reasons_of(events) == [None] * others + ["length"]
 
 
 async def test_chunk_ids_are_made_from_the_request_id(engine, caller):
@@ -67,7 +78,7 @@ async def test_chunk_ids_are_made_from_the_request_id(engine, caller):
 async def test_the_role_comes_first_and_only_there(engine, caller):
     events = events_of(await stream(caller, engine, "chat", max_tokens=5, ignore_eos=True))
     roles = [event["choices"][0]["delta"].get("role") for event in events[:-1]]
-    assert roles == ["assistant"] + [None] * (len(roles) - 1)
+    assert roles == ["assistant"] + [None] * (4 if is_exact(engine) else len(roles) - 1)
 
 
 async def test_timings_stand_just_before_the_end_of_a_stream(engine, caller):
@@ -147,7 +158,10 @@ async def test_choices_prefill_their_prompt_once(engine, caller):
     before = await caller.metric(engine, "trimtab_engine_prefill_tokens_total")
     await caller.generate(engine, caller.new_id(), text, n=3, max_tokens=4, ignore_eos=True)
     prefilled = await caller.metric(engine, "trimtab_engine_prefill_tokens_total") - before
-    assert prefilled <= len(await caller.tokens(engine, text)) + 2
+    # The last token of a prompt is computed again where the rest is taken from the context cache. SGLang takes it from
+    # there for all choices.
+    again = 3 if engine.kind == "sglang" else 2
+    assert prefilled <= len(await caller.tokens(engine, text)) + again
 
 
 @pytest.mark.parametrize("api", ["completions", "chat"])
@@ -157,7 +171,7 @@ async def test_a_resumed_stream_has_no_gap_and_no_repeat(engine, sender, caller,
     before = pieces_of(whole)[:delivered]
     resume = [{"index": 0, "text": "".join(before), "tokens": delivered}]
     rest = events_of(await stream(caller, sender, api, resume, max_tokens=20, ignore_eos=True))
-    assert before + pieces_of(rest) == pieces_of(whole)
+    assert comparable(engine, before + pieces_of(rest)) == comparable(engine, pieces_of(whole))
     assert {k: rest[-1]["usage"][k] for k in ("prompt_tokens", "completion_tokens", "total_tokens")} == {
         k: whole[-1]["usage"][k] for k in ("prompt_tokens", "completion_tokens", "total_tokens")
     }
@@ -166,12 +180,12 @@ async def test_a_resumed_stream_has_no_gap_and_no_repeat(engine, sender, caller,
 
 
 async def test_a_resumed_stream_ends_where_the_model_would_have_ended_it(engine, sender, caller):
-    whole = events_of(await stream(caller, engine, "chat", max_tokens=2000))
+    whole = events_of(await stream(caller, engine, "chat", messages=QUESTION, max_tokens=2000))
     before = pieces_of(whole)[:-1]
     resume = [{"index": 0, "text": "".join(before), "tokens": len(before)}]
-    rest = events_of(await stream(caller, sender, "chat", resume, max_tokens=2000))
-    assert pieces_of(rest) == pieces_of(whole)[-1:]
-    assert finish_reasons_of(rest) == ["stop"]
+    rest = events_of(await stream(caller, sender, "chat", resume, messages=QUESTION, max_tokens=2000))
+    assert comparable(engine, pieces_of(rest)) == pieces_of(whole)[-1:]
+    assert finish_reasons_of(rest)[-1] == "stop"
 
 
 async def test_choices_resume_each_from_where_it_was(engine, sender, caller):
@@ -182,7 +196,7 @@ async def test_choices_resume_each_from_where_it_was(engine, sender, caller):
     ]
     rest = events_of(await stream(caller, sender, "completions", resume, n=2, max_tokens=12, ignore_eos=True))
     assert pieces_of(rest, 0) == []
-    assert pieces_of(rest, 1) == pieces_of(whole, 1)[5:]
+    assert comparable(engine, pieces_of(rest, 1)) == comparable(engine, pieces_of(whole, 1)[5:])
     assert rest[-1]["usage"]["completion_tokens"] == 24
 
 
@@ -214,18 +228,17 @@ async def test_a_client_that_leaves_ends_its_generation(engine, caller, eventual
         assert (await caller.load(engine))["running"] == 1
 
     async def is_idle() -> bool:
-        return (await caller.load(engine))["running"] == 0
+        return not await caller.is_running(engine)
 
     await eventually(is_idle)
     assert await caller.metric(engine, "trimtab_engine_aborts_total") == aborts + 1
 
 
-async def test_abort_ends_a_running_generation(engine, caller):
+async def test_abort_ends_a_running_generation(engine, caller, eventually):
     request_id = caller.new_id()
     asked = caller.generate(engine, request_id, "go on", max_tokens=5000, ignore_eos=True, stream=True)
     running = asyncio.create_task(asked)
-    while (await caller.load(engine))["running"] == 0:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: caller.is_running(engine))
     assert (await caller.post(engine, "abort", request_id=request_id)).json() == {}
     assert pieces_of(events_of((await running).text))
     assert (await caller.load(engine))["kv_used_tokens"] == 0

@@ -27,7 +27,7 @@ async def test_the_answer_counts_modelled_bytes_and_what_the_sender_had_cached(e
     await caller.generate(sender, caller.new_id(), text)
     request_id, reserved = await caller.reserve(engine, prompt, 100)
     sent = (await caller.send(sender, request_id, prompt, reserved, 100)).json()
-    assert sent["bytes"] == 100 * bytes_per_token
+    assert sent["bytes"] == (100 - reserved["prefix_matched_length"]) * bytes_per_token
     assert sent["cached_length"] == 99
     assert sent["prefill_s"] >= sent["queue_s"] >= 0
     assert sent["transfer_s"] > 0

@@ -18,6 +18,7 @@ from controller.router.waiting import RoomQueue
 from controller.settings import Limits
 from engines.errors import EngineUnreachable, NoKvRoom
 from engines.protocol import PrepRecvAnswer, RemoteSendAnswer
+from engines.tracing import UNTRACED
 from tuner.placement import EngineView
 from tuner.plan import BOOTSTRAP_PLAN, HotPrefix
 from tuner.prefix import BLOCK_BYTES, PrefixIndex, block_hashes
@@ -48,7 +49,7 @@ class SayingClient:
         await self.go_on.wait()
         return RemoteSendAnswer(cached_length=end, bytes=1000, prefill_s=0.0, transfer_s=0.1)
 
-    async def abort(self, request_id):
+    async def abort(self, request_id, trace=None):
         self.asked.append(("abort",))
 
 
@@ -85,7 +86,7 @@ class World:
         ids = [salt + 10_000] * (TOKENS - 1) + [tail]
         asked = parse(b"/v1/completions", json.dumps({"model": "m", "prompt": ids}).encode(), "m")
         slo = Slo(ttft_ms=1000, tpot_ms=100)
-        return Call("id", asked, BOOTSTRAP_PLAN, data_parallel, "default", slo, None, self.desk)
+        return Call("id", asked, BOOTSTRAP_PLAN, data_parallel, "default", slo, UNTRACED, self.desk)
 
     async def passes(self, on="e0", tail=0, salt=0) -> None:
         self.start_passing(on, tail, salt)

@@ -364,7 +364,7 @@ def test_a_received_transfer_is_reported(pair, ids):
     send(pair, prompt, reserve(pair, prompt))
     pair.clock.pass_by(1.0)
     pair.receiver.handler.poll(busy=False)
-    (told,) = [report for report in pair.receiver.view.reports if isinstance(report, Sampled)]
+    *_, told = (report for report in pair.receiver.view.reports if isinstance(report, Sampled))
     (record,) = told.transfers
     assert record.bytes == (N - 1) * 16
     assert told.totals.transfers == {"ok": 1}
@@ -376,3 +376,12 @@ def test_an_engine_describes_itself(pair):
     assert described.peer.agent == "s"
     assert described.peer.layout == pair.sender.view.layout
     assert described.transports == ("memory",)
+
+
+@pytest.mark.parametrize(("release", "reserved_tokens"), [(False, N - 1), (True, 0)])
+def test_whoever_was_answered_can_know_the_load_since(pair, ids, release, reserved_tokens):
+    reserve(pair, ids(N))
+    if release:
+        pair.receiver.ask(SetDraining, on=True)
+    *_, told = (report for report in pair.receiver.view.reports if isinstance(report, Sampled))
+    assert told.load.kv_reserved_tokens == reserved_tokens

@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
-from engines.sglang.counters import EngineCollector
+from engines.metrics import EngineCollector
 from engines.sglang.endpoints import Gate, Verbs, add_metrics
 from engines.sglang.engine import Engine
 from engines.sglang.lifetime import extend_lifespan, running
@@ -122,7 +122,6 @@ async def served(scheduler: Any, clock: Any, port: int) -> Any:
     engine = Engine(serving, scheduler.handler.on_call, Recorder(), clock, clock)
     scheduler.view.on_report = engine.bridge.on_report
     registry = CollectorRegistry()
-    registry.register(EngineCollector(engine.counters))
     app = FastAPI()
     add_metrics(app, registry)
     app.include_router(Verbs(engine, serving, 100_000).router())
@@ -137,6 +136,7 @@ async def served(scheduler: Any, clock: Any, port: int) -> Any:
         running = group.create_task(server.serve())
         polling = group.create_task(poll(scheduler))
         await engine.open(lambda found: info(found, url))
+        registry.register(EngineCollector(engine.info, engine.counters, engine.last_load))
         while not server.started:
             await asyncio.sleep(0.01)
         try:
@@ -363,14 +363,15 @@ async def test_a_mismatch_of_tokens_is_served_counted_and_loses_its_reservation(
     answer = await engine.generate(prompt=[1, 2, 3])
     assert json.loads(answer.headers["x-trimtab-timings"])["tokens_agree"] is False
     metrics = (await engine.http.get(f"{engine.url}/metrics")).text
-    assert "trimtab_engine_token_mismatch_total 1.0" in metrics
+    assert f'trimtab_engine_token_mismatch_total{{engine="{engine.engine.info.engine_id}"}} 1.0' in metrics
     assert (await engine.load())["kv_reserved_tokens"] == 0
 
 
-async def test_a_resumed_stream_has_no_gap_and_no_repeat(two):
+@pytest.mark.parametrize("counted", [1, 2])
+async def test_a_resumed_stream_has_no_gap_and_no_repeat_though_its_events_had_several_tokens(two, counted):
     engine, _ = two
     whole = texts_of((await engine.generate(body={"stream": True, "max_tokens": 6})).text)
-    resume = [{"index": 0, "text": "".join(whole[:2]), "tokens": 2}]
+    resume = [{"index": 0, "text": "".join(whole[:2]), "tokens": counted}]
     rest = await engine.generate(body={"stream": True, "max_tokens": 6}, resume=resume)
     assert whole[:2] + texts_of(rest.text) == whole
     timings = json.loads(rest.text.split("\n\n")[-3].removeprefix(": trimtab "))
@@ -508,7 +509,7 @@ async def test_an_engine_is_announced_with_its_load_and_its_passes(pair, redis_u
     frontend = SimpleNamespace(model="m", host_port=("127.0.0.1", 7), start=lambda: None)
     settings = load_settings(redis_url=redis_url, heartbeat_s=0.05, kind="k")
     app = FastAPI()
-    extend_lifespan(app, lambda: running(frontend, engine, recorder, settings))
+    extend_lifespan(app, lambda: running(frontend, engine, recorder, settings, lambda _: None))
     async with Redis.from_url(redis_url) as redis:
         async with app.router.lifespan_context(app):
             list(pair.sender.prefill("tt-1-x", b"\1\0\0\0" * 9))
@@ -527,7 +528,7 @@ async def test_without_redis_an_engine_serves_all_the_same(pair):
     engine = Engine(Alphabet(pair.sender), pair.sender.handler.on_call, Recorder(), pair.clock, pair.clock)
     pair.sender.view.on_report = engine.bridge.on_report
     frontend = SimpleNamespace(model="m", host_port=("127.0.0.1", 7), start=lambda: None)
-    async with running(frontend, engine, Recorder(), load_settings()):
+    async with running(frontend, engine, Recorder(), load_settings(), lambda _: None):
         async with asyncio.timeout(20):
             while engine._info is None:
                 await asyncio.sleep(0.01)

@@ -1,6 +1,6 @@
 """HTTP routes of the microserving verbs on SGLang's own server. No SGLang in here."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Protocol
 
 import orjson
@@ -220,10 +220,11 @@ class Gate:
         await self._app(scope, receive, send)
 
 
-def add_metrics(app: FastAPI, registry: CollectorRegistry) -> None:
-    """`GET /metrics`, where SGLang does not serve it."""
+def add_metrics(app: FastAPI, registry: CollectorRegistry, refresh: Callable[[], Awaitable[object]]) -> None:
+    """`GET /metrics`, where SGLang does not serve it; `refresh` has the scheduler tell its numbers."""
 
     async def metrics(request: Request) -> Response:
+        await refresh()
         content, content_type = expose(registry, request.headers.get("accept"))
         return Response(content, headers={"content-type": content_type})
 

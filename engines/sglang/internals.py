@@ -494,6 +494,7 @@ class FrontendHooks:
     def register(self) -> None:
         HookRegistry.register(CONTROL + "init_communicators", self.after_init, HookType.AFTER)
         HookRegistry.register(TOKENIZER + "abort_request", self.before_abort, HookType.BEFORE)
+        HookRegistry.register(TOKENIZER + "_validate_one_request", self.before_validation, HookType.BEFORE)
 
     def after_init(self, _: Any, manager: Any) -> None:
         server = sys.modules.get(HTTP_SERVER)
@@ -503,6 +504,13 @@ class FrontendHooks:
         on_report = self._attach(self._frontend)
         reports = [(TrimtabReport, lambda report: on_report(report.payload))]
         manager._result_dispatcher += TypeBasedDispatcher(reports)
+
+    @staticmethod
+    def before_validation(manager: Any, _: Any, ids: Any) -> None:
+        """SGLang looks up whatever ids it gets and dies of those it has not. It answers a `ValueError` with 400."""
+        vocab_size = int(manager.model_config.vocab_size)
+        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+            raise ValueError(f"token ids must be 0 to {vocab_size - 1}")
 
     def before_abort(self, manager: Any, rid: str = "", abort_all: bool = False) -> None:
         state = manager.rid_to_state.get(rid)

@@ -36,6 +36,9 @@ def write(folder: Path) -> None:
     try:
         _convert(source, draft)
         draft.chmod(0o755)
+        for file in draft.iterdir():
+            # Weights are written for their owner alone; an engine may run as somebody else.
+            file.chmod(0o644)
         draft.replace(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

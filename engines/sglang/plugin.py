@@ -100,7 +100,7 @@ def exporting(frontend: internals.Frontend, engine: Engine) -> Export:
     """The engine's metrics go among SGLang's own, or have a page where SGLang shows none."""
     registry = CollectorRegistry()
     if not frontend.exports_metrics:
-        add_metrics(frontend.app, registry)
+        add_metrics(frontend.app, registry, engine.load)
         return registry.register
 
     def among_others(collector: Collector) -> None:

@@ -19,6 +19,8 @@ POLL_S = 0.5
 ASK_S = 5.0
 PR_SET_PDEATHSIG = 1
 INIT_PID = 1
+SERVER_PID_VARIABLE = "TRIMTAB_SGLANG_SERVER_PID"
+"""Tells SGLang's processes who serves: process 1 of a container, or one whose orphans process 1 adopts."""
 
 
 def main(arguments: list[str]) -> None:
@@ -30,6 +32,7 @@ def main(arguments: list[str]) -> None:
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree
 
+    os.environ[SERVER_PID_VARIABLE] = str(os.getpid())
     load_plugins()
     server_args = prepare_server_args(flags)
     if ready_file is not None:
@@ -75,7 +78,7 @@ def _die_with_parent() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     # The parent may have died before the line above; then no signal will ever come.
-    if os.getppid() == INIT_PID:
+    if os.getppid() == INIT_PID and os.environ.get(SERVER_PID_VARIABLE) != str(INIT_PID):
         os.kill(os.getpid(), signal.SIGKILL)
 
 

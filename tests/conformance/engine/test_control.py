@@ -137,6 +137,17 @@ async def test_a_bad_prep_recv_is_a_4xx(engine, caller, change):
     assert answer.status_code == 400, answer.text
 
 
+@pytest.mark.parametrize("ids", [[10**9], [-1], [5, 10**6, 5]])
+async def test_token_ids_that_no_model_has_are_a_400_and_the_engine_lives(engine, caller, ids):
+    body = {"model": engine.model, "prompt": ids, "max_tokens": 1}
+    answers = [
+        await caller.http.post(f"{engine.url}/v1/completions", json=body),
+        await caller.post(engine, "start_generate", request_id=caller.new_id(), api="completions", body=body),
+    ]
+    assert [answer.status_code for answer in answers] == [400, 400]
+    assert (await caller.generate(engine, caller.new_id(), "hello")).status_code == 200
+
+
 @pytest.mark.emulated("needs an engine with flags of its own")
 async def test_the_transfer_port_survives_garbage(launch, sender, caller, free_port):
     port = free_port()

@@ -25,7 +25,6 @@ async def test_a_chat_streams(engine, client):
     assert all(chunk.usage is None for chunk in chunks)
 
 
-@pytest.mark.emulated("SGLang's own endpoints answer as SGLang does")
 async def test_a_stream_ends_with_usage_if_asked_for(engine, client):
     options = {"include_usage": True}
     stream = await client.completions.create(

@@ -123,7 +123,7 @@ async def served(scheduler: Any, clock: Any, port: int) -> Any:
     scheduler.view.on_report = engine.bridge.on_report
     registry = CollectorRegistry()
     app = FastAPI()
-    add_metrics(app, registry)
+    add_metrics(app, registry, engine.load)
     app.include_router(Verbs(engine, serving, 100_000).router())
     app.add_api_route("/v1/completions", lambda: "own", methods=["POST"])
     app.add_api_route("/ready", lambda: "ready", methods=["GET"])

@@ -17,7 +17,7 @@ import msgspec
 
 from controller.router.app import RunningRouter, router
 from controller.settings import RouterSettings, load
-from controller.store import Keys, Store, open_store
+from controller.store import Keys, Store, StoreUnavailable, open_store
 from engines.client import EngineClient
 from engines.records import RequestRecord
 from engines.types import EngineLoad
@@ -154,10 +154,12 @@ class Fleet:
         """The last `count` records, once that many are there."""
 
         async def enough() -> list[RequestRecord] | None:
-            entries = await self.store.latest(self.keys.requests, count)
-            return (
-                [msgspec.json.decode(e.value, type=RequestRecord) for e in entries] if len(entries) == count else None
-            )
+            try:
+                entries = await self.store.latest(self.keys.requests, count)
+            except StoreUnavailable:  # the machine is busy: asked again
+                return None
+            found = [msgspec.json.decode(entry.value, type=RequestRecord) for entry in entries]
+            return found if len(found) == count else None
 
         return await until(enough, f"{count} records")
 

@@ -37,7 +37,7 @@ def test_a_traceback_shows_where_it_failed_and_never_what_was_in_hand(stream: io
     except ValueError as error:
         log.exception("request_failed")
         log.error("background_task_failed", exc_info=error)
-        logging.getLogger("a.library").error("it failed", exc_info=True)
+        logging.getLogger("somebody.elses").error("it failed", exc_info=True)
     said = stream.getvalue()
     assert said.count("fail_over") >= 3
     assert said.count("cannot serve 1 prompts") >= 3
@@ -45,17 +45,17 @@ def test_a_traceback_shows_where_it_failed_and_never_what_was_in_hand(stream: io
 
 
 def test_what_libraries_warn_of_is_a_line_like_any_other(said: Said) -> None:
-    logging.getLogger("a.library").warning("two\nlines of %s", "text")
-    logging.getLogger("a.library").info("chatter")
+    logging.getLogger("somebody.elses").warning("two\nlines of %s", "text")
+    logging.getLogger("somebody.elses").info("chatter")
     (line,) = said.lines
-    assert line | {"event": "two\nlines of text", "level": "warning", "logger": "a.library"} == line
+    assert line | {"event": "two\nlines of text", "level": "warning", "logger": "somebody.elses"} == line
     assert "timestamp" in line
 
 
 def test_a_line_of_a_task_that_serves_a_request_names_it(said: Said) -> None:
     with structlog.contextvars.bound_contextvars(request_id="r1", trace_id="t1"):
         structlog.get_logger().info("context_copied")
-        logging.getLogger("a.library").warning("slow")
+        logging.getLogger("somebody.elses").warning("slow")
     structlog.get_logger().info("engine_joined")
     assert [line.get("request_id") for line in said.lines] == ["r1", "r1", None]
     assert [line.get("trace_id") for line in said.lines] == ["t1", "t1", None]
@@ -75,7 +75,7 @@ def test_what_is_less_severe_than_the_level_is_not_logged(level: logs.LogLevel, 
 
 def test_setting_logging_up_again_says_nothing_twice(said: Said) -> None:
     logs.configure(stream=said)
-    logging.getLogger("a.library").warning("once")
+    logging.getLogger("somebody.elses").warning("once")
     assert len(said.lines) == 1
 
 

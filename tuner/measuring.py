@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from engines.records import Outcome
 from tuner.blame import NOT_COUNTED, Cause
+from tuner.bounds import bounds_s
 from tuner.cleaning import CAUSES
 from tuner.imputing import highest_outputs
 from tuner.rows import OK, OPEN, OUTCOMES, VOID, Rows
@@ -37,7 +38,7 @@ def measure(rows: Rows, classes: tuple[str, ...], slos: SloTable, since_s: float
     rows = rows[~rows["warming"] & (rows["ending"] != VOID) & ~np.isin(rows["ending"], _LEFT_OUT)]
     if not len(rows):
         return None
-    ttft_s, tpot_s = _bounds(rows, classes, slos)
+    ttft_s, tpot_s = bounds_s(slos, classes, rows["slo_class"])
     allowed_s = ttft_s + tpot_s * np.maximum(0.0, highest_outputs(rows) - 1) + REPORTING_S
     until_s = now_s - min(float(np.quantile(allowed_s, ALLOWED_SHARE)), (now_s - since_s) / 2)
     since_s = max(since_s, _enough_since_s(rows, until_s))
@@ -81,11 +82,3 @@ def _causes(missed: Rows, in_time: NDArray[np.bool_]) -> dict[Cause, int]:
     counts = Counter(CAUSES[index] for index in causes[missed["ending"] != OPEN])
     counts[Cause.QUEUE] += int((missed["ending"] == OPEN).sum())
     return {cause: count for cause in Cause if (count := counts[cause])}
-
-
-def _bounds(rows: Rows, classes: tuple[str, ...], slos: SloTable) -> tuple[Floats, Floats]:
-    """TTFT and TPOT bounds of each row, seconds."""
-    table = [slos.classes[slos.resolve(name)] for name in classes]
-    ttft_s = np.array([slo.ttft_ms / 1e3 for slo in table])
-    tpot_s = np.array([slo.tpot_ms / 1e3 for slo in table])
-    return ttft_s[rows["slo_class"]], tpot_s[rows["slo_class"]]

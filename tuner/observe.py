@@ -161,8 +161,9 @@ class Window:
         """Requests from before, of classes of which hardly any of `rows` has ended: the like comes back."""
         counts = np.bincount(rows["slo_class"][ended_well(rows)], minlength=MAX_CLASSES)
         older = np.concatenate([self._remembered, self._between(-np.inf, began_s)])
-        older = older[ended_well(older) & (counts[older["slo_class"]] < LEAST_OF_CLASS)]
-        return last_of_each(older, LENT)
+        lent = last_of_each(older[ended_well(older) & (counts[older["slo_class"]] < LEAST_OF_CLASS)], LENT)
+        lent["prompt_tokens"] = _prompt_tokens(lent)
+        return lent
 
     def _insert(self, cleaned: Cleaned, new: Sequence[bool], now_s: float) -> None:
         """Add rows that are not there yet, and let go of what is too old or too much."""

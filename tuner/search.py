@@ -14,6 +14,7 @@ import numpy as np
 import optuna
 from numpy.typing import NDArray
 
+from tuner.bounds import bounds_s
 from tuner.candidates import candidate_of, explicit_knobs, oddities, plan_of, region, static_baselines
 from tuner.plan import Plan
 from tuner.replication import worth_copying
@@ -104,10 +105,8 @@ def _stretches(
 
 def _lasting_s(workload: Workload, slos: SloTable) -> float:
     """What nearly all requests take at most if they meet their bounds: an idle fleet is then as full as it gets."""
-    table = [slos.classes[slos.resolve(name)] for name in workload.classes]
-    ttft_ms = np.array([slo.ttft_ms for slo in table])[workload.slo_class]
-    tpot_ms = np.array([slo.tpot_ms for slo in table])[workload.slo_class]
-    return float(np.quantile(ttft_ms + tpot_ms * workload.output_tokens, NEARLY_ALL)) / 1e3
+    ttft_s, tpot_s = bounds_s(slos, workload.classes, workload.slo_class)
+    return float(np.quantile(ttft_s + tpot_s * workload.output_tokens, NEARLY_ALL))
 
 
 @dataclass(frozen=True, slots=True)

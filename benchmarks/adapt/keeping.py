@@ -11,12 +11,29 @@ import tuner
 from benchmarks.adapt.outcome import Change, Outcome
 
 WORLD = (
-    *(f"benchmarks/adapt/{name}.py" for name in ("generate", "hindsight", "statics", "world")),
-    *(f"engines/emulated/{name}.py" for name in ("kernel", "radix", "reservations", "scheduler")),
-    "tuner/placement.py",
+    *(f"benchmarks/adapt/{name}.py" for name in ("generate", "hindsight", "outcome", "scenarios", "statics", "world")),
+    *(f"engines/{name}.py" for name in ("errors", "protocol", "records", "types")),
+    *(
+        f"engines/emulated/{name}.py"
+        for name in (
+            "events",
+            "kernel",
+            "link",
+            "pool",
+            "profile",
+            "radix",
+            "reservations",
+            "scheduler",
+            "sequences",
+        )
+    ),
+    *(
+        f"tuner/{name}.py"
+        for name in ("blame", "candidates", "placement", "plan", "prefix", "slo", "types", "workload")
+    ),
     "tuner/twin/**/*.py",
 )
-"""Code that fixed plans' outcomes rest on."""
+"""Code that fixed plans' outcomes rest on: all that `benchmarks.adapt.hindsight` imports, so not the search."""
 TUNER = ("benchmarks/adapt/closed_loop.py", "tuner/**/*.py")
 """Code that Trimtab's rest on beside that."""
 
@@ -24,9 +41,15 @@ TUNER = ("benchmarks/adapt/closed_loop.py", "tuner/**/*.py")
 def kept_name(scenario: str, asked: object, code: Sequence[str]) -> str:
     """A file name that is another one for another question or other code."""
     digest = hashlib.sha256(msgspec.json.encode(asked))
-    for file in sorted({file for pattern in code for file in _root().glob(pattern)}):
+    for file in files_of(code):
         digest.update(file.read_bytes())
     return f"{scenario}-{digest.hexdigest()[:16]}.npz"
+
+
+def files_of(code: Sequence[str]) -> Sequence[Path]:
+    """The files that the patterns name, each once."""
+    root = Path(tuner.__file__).parents[1]
+    return sorted({file for pattern in code for file in root.glob(pattern)})
 
 
 def save_outcomes(file: Path, outcomes: Sequence[Outcome]) -> None:
@@ -43,7 +66,3 @@ def load_outcomes(file: Path) -> list[Outcome]:
             Outcome(policy, plan, held[f"good{at}"], changes, thought_s)
             for at, (policy, plan, changes, thought_s) in enumerate(told)
         ]
-
-
-def _root() -> Path:
-    return Path(tuner.__file__).parents[1]

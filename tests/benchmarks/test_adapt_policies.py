@@ -1,17 +1,20 @@
 """Every policy on a tiny scenario: that they see the same arrivals, and do what they are named for."""
 
 import itertools
+from pathlib import Path
 
+import grimp
 import msgspec
 import numpy as np
 import pytest
 
+import tuner
 from benchmarks.adapt import hindsight
 from benchmarks.adapt.closed_loop import EPOCH_S, ClosedLoop, arrival_batch, run_trimtab
 from benchmarks.adapt.generate import generate
 from benchmarks.adapt.hindsight import BEST_STATIC, ORACLE, THRESHOLD, Course, Grid
 from benchmarks.adapt.jobs import POLICIES, Job, assembled, jobs_of, run_job
-from benchmarks.adapt.keeping import kept_name, load_outcomes, save_outcomes
+from benchmarks.adapt.keeping import TUNER, WORLD, files_of, kept_name, load_outcomes, save_outcomes
 from benchmarks.adapt.outcome import TICK_S, Change, Outcome
 from benchmarks.adapt.scenarios import load_scenario
 from benchmarks.adapt.statics import (
@@ -228,6 +231,20 @@ def test_kept_outcomes_are_not_used_for_other_code():
     some, more = ("benchmarks/adapt/*.py",), ("benchmarks/adapt/*.py", "tuner/plan.py")
     assert kept_name("a", [1], some) == kept_name("a", [1], some)
     assert len({kept_name("a", [1], some), kept_name("a", [1], more), kept_name("a", [2], some)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("module", "code"),
+    [("benchmarks.adapt.hindsight", WORLD), ("benchmarks.adapt.generate", WORLD)]
+    + [("benchmarks.adapt.closed_loop", (*WORLD, *TUNER))],
+)
+def test_what_is_kept_depends_on_all_the_code_that_makes_it(module, code):
+    """Or yesterday's outcomes would stand beside today's."""
+    graph = grimp.build_graph("engines", "tuner", "controller", "benchmarks")
+    root = Path(tuner.__file__).parents[1]
+    named = {".".join(file.relative_to(root).with_suffix("").parts) for file in files_of(code)}
+    missing = (graph.find_upstream_modules(module) | {module}) - named
+    assert not [each for each in missing if not graph.find_children(each)]
 
 
 def test_kept_outcomes_are_not_used_for_other_arrivals(tmp_path, scenario, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from tests.support.traffic import engine_states, traffic
 from tuner.candidates import candidate_of, data_parallel, explicit_knobs, plan_of, split
 from tuner.corrections import Corrections
-from tuner.decide import decide
+from tuner.decide import PATIENCE, decide
 from tuner.plan import HotPrefix
 from tuner.settings import TunerSettings
 from tuner.slo import BOOTSTRAP_SLOS
@@ -159,6 +159,14 @@ def test_probation_ends():
     state = replace(SETTLED, promise=promise(made_at_s=NOW_S - SETTINGS.probation_s))
     after, _ = decide(state, observed(SPLIT, measured(18.0)), None, Mode.AUTO, SETTINGS)
     assert after.promise is None
+
+
+def test_a_promise_waits_until_something_could_be_measured_but_not_for_ever():
+    """Long answers take longer than a probation."""
+    for probations, kept in ((1.5, True), (PATIENCE, False)):
+        state = replace(SETTLED, promise=promise(made_at_s=NOW_S - probations * SETTINGS.probation_s))
+        after, _ = decide(state, observed(SPLIT, None), None, Mode.AUTO, SETTINGS)
+        assert (after.promise is not None) is kept
 
 
 def test_a_promise_dies_with_its_plan_or_its_traffic():

@@ -229,6 +229,38 @@ def test_memory_stays_flat_over_a_day():
     assert len(window.workload(at_s, 600).classes) <= 64
 
 
+def test_a_class_that_comes_back_has_answers_as_long_as_before():
+    """Not as long as those of another class that has gone on meanwhile."""
+    window = window_of(
+        [
+            *many(60, ago_s=580, prefix="long", slo_class="batch", output_tokens=900),
+            *many(60, prefix="short", output_tokens=11),
+        ]
+    )
+    ids = [f"new{row}" for row in range(40)]
+    window.add_arrivals([arrivals(ids, [2.0] * 40, slo_classes=("batch",) * 40)], NOW_S)
+    seen = window.workload(NOW_S, 60)
+    batch = seen.slo_class == seen.classes.index("batch")
+    assert set(seen.output_tokens[batch]) == {900}
+
+
+def test_answers_are_remembered_when_their_requests_have_left_the_window():
+    window = Window(span_s=60)
+    window.add_arrivals([arrivals(["old"], [50.0], slo_classes=("batch",))], NOW_S)
+    window.add_requests([ended("old", 50.0, slo_class="batch", output_tokens=700, prompt_tokens=None)], NOW_S)
+    later_s = NOW_S + 200
+    window.add_arrivals([arrivals(["new"], [-199.0], slo_classes=("batch",))], later_s)
+    assert len(window) == 1
+    assert window.workload(later_s, 60).output_tokens.tolist() == [700]
+
+
+def test_answers_of_another_class_say_nothing():
+    window = window_of(many(60, output_tokens=900))
+    window.add_arrivals([arrivals(["new"], [0.1], slo_classes=("batch",))], NOW_S)
+    seen = window.workload(NOW_S, 60)
+    assert seen.output_tokens[seen.slo_class == seen.classes.index("batch")].tolist() == [128]
+
+
 # measured
 
 

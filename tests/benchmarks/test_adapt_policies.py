@@ -235,8 +235,11 @@ def test_kept_outcomes_are_not_used_for_other_code():
 
 @pytest.mark.parametrize(
     ("module", "code"),
-    [("benchmarks.adapt.hindsight", WORLD), ("benchmarks.adapt.generate", WORLD)]
-    + [("benchmarks.adapt.closed_loop", (*WORLD, *TUNER))],
+    [
+        ("benchmarks.adapt.generate", WORLD),
+        ("benchmarks.adapt.hindsight", WORLD),
+        ("benchmarks.adapt.closed_loop", (*WORLD, *TUNER)),
+    ],
 )
 def test_what_is_kept_depends_on_all_the_code_that_makes_it(module, code):
     """Or yesterday's outcomes would stand beside today's."""

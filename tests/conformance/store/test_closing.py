@@ -1,0 +1,52 @@
+"""Stores that are closed, and addresses that are none."""
+
+import asyncio
+
+import pytest
+
+from controller.store import (
+    Lease,
+    Store,
+    StoreUnavailable,
+    open_store,
+)
+from tests.support.stores import following
+
+
+async def test_a_closed_store_answers_nothing_and_may_be_closed_again(store: Store) -> None:
+    await store.aclose()
+    await store.aclose()
+    calls = [
+        store.get("plan"),
+        store.compare_and_set("plan", b"", None),
+        store.append("requests", [b""], 10),
+        store.read("requests", None, 1),
+        store.latest("requests", 1),
+        store.heartbeat("engine:a", b"", 1),
+        store.alive("engine:"),
+        store.forget("engine:a"),
+        store.lease("leader", "a", 1),
+        store.release(Lease("leader", "a", 1)),
+        store.ping(),
+    ]
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(result) for result in results] == [StoreUnavailable] * len(calls)
+
+
+async def test_closing_ends_watches(store: Store) -> None:
+    await store.compare_and_set("plan", b"1", None)
+    idle, waiting = store.watch("plan", poll_s=1000), store.watch("plan", poll_s=1000)
+    await following(idle)
+    await following(waiting)
+    rest = asyncio.create_task(following(waiting))
+    await asyncio.sleep(0.05)
+    await store.aclose()
+    for ended in (rest, following(idle), following(store.watch("plan"))):
+        with pytest.raises(StopAsyncIteration):
+            await ended
+
+
+@pytest.mark.parametrize("url", ["", "redis", "http://127.0.0.1:1", "memory:", "memory://x"])
+def test_an_address_that_is_no_stores_is_refused_with_an_example(url: str) -> None:
+    with pytest.raises(ValueError, match=r"redis://host:port"):
+        open_store(url)

@@ -39,3 +39,21 @@ async def lease_of(store: Store, holder: str, ttl_s: float = 60) -> Lease:
     lease = await store.lease("leader", holder, ttl_s)
     assert lease is not None
     return lease
+
+
+async def answers_of(store: Store) -> list[object]:
+    """What each method of a store gives or raises, asked all at once."""
+    calls: list[Awaitable[object]] = [
+        store.get("plan"),
+        store.compare_and_set("plan", b"", None),
+        store.append("requests", [b""], 10),
+        store.read("requests", None, 1),
+        store.latest("requests", 1),
+        store.heartbeat("engine:a", b"", 1),
+        store.alive("engine:"),
+        store.forget("engine:a"),
+        store.lease("leader", "a", 1),
+        store.release(Lease("leader", "a", 1)),
+        store.ping(),
+    ]
+    return await asyncio.gather(*calls, return_exceptions=True)

@@ -5,32 +5,17 @@ import asyncio
 import pytest
 
 from controller.store import (
-    Lease,
     Store,
     StoreUnavailable,
     open_store,
 )
-from tests.support.stores import following
+from tests.support.stores import answers_of, following
 
 
 async def test_a_closed_store_answers_nothing_and_may_be_closed_again(store: Store) -> None:
     await store.aclose()
     await store.aclose()
-    calls = [
-        store.get("plan"),
-        store.compare_and_set("plan", b"", None),
-        store.append("requests", [b""], 10),
-        store.read("requests", None, 1),
-        store.latest("requests", 1),
-        store.heartbeat("engine:a", b"", 1),
-        store.alive("engine:"),
-        store.forget("engine:a"),
-        store.lease("leader", "a", 1),
-        store.release(Lease("leader", "a", 1)),
-        store.ping(),
-    ]
-    results = await asyncio.gather(*calls, return_exceptions=True)
-    assert [type(result) for result in results] == [StoreUnavailable] * len(calls)
+    assert {type(each) for each in await answers_of(store)} == {StoreUnavailable}
 
 
 async def test_closing_ends_watches(store: Store) -> None:

@@ -16,7 +16,7 @@ from controller.store import (
     StoreUnavailable,
     Versioned,
 )
-from tests.support.stores import LIVENESS_S, eventually, following, lease_of, write
+from tests.support.stores import LIVENESS_S, answers_of, eventually, following, lease_of, write
 
 
 async def test_two_stores_on_one_redis_see_each_others_changes(redis_url: str, redis_store: RedisStore) -> None:
@@ -74,21 +74,7 @@ async def test_a_watch_on_what_is_no_document_says_so_and_goes_on_once_it_is_one
 
 
 async def test_a_redis_that_refuses_a_command_is_unavailable_to_every_method(limited: RedisStore) -> None:
-    calls = [
-        limited.get("plan"),
-        limited.compare_and_set("plan", b"", None),
-        limited.append("requests", [b""], 10),
-        limited.read("requests", None, 1),
-        limited.latest("requests", 1),
-        limited.heartbeat("engine:a", b"", 1),
-        limited.alive("engine:"),
-        limited.forget("engine:a"),
-        limited.lease("leader", "a", 1),
-        limited.release(Lease("leader", "a", 1)),
-        limited.ping(),
-    ]
-    results = await asyncio.gather(*calls, return_exceptions=True)
-    assert [type(result) for result in results] == [StoreUnavailable] * len(calls)
+    assert {type(each) for each in await answers_of(limited)} == {StoreUnavailable}
 
 
 async def test_a_watch_survives_a_redis_that_refuses_for_a_while(limited: RedisStore, raw: Redis) -> None:

@@ -42,7 +42,6 @@ CONTROL = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin."
 TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager."
 HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 HEALTH_CHECK_PREFIX = "HEALTH_CHECK"
-SLEEP_MS = 1000
 MAX_EXPECTED_OUTPUT = 4096
 DTYPE_NAMES = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
 
@@ -278,10 +277,9 @@ class SchedulerHooks:
             self._housekeeping = False
 
     def around_sleep(self, original: Callable[..., Any], scheduler: Any) -> Any:
-        wait_ms = SLEEP_MS if self._handler is None else self._handler.idle_wait_ms(SLEEP_MS)
-        if wait_ms == SLEEP_MS or scheduler.idle_sleeper is None:
+        if self._handler is None or scheduler.idle_sleeper is None or not self._handler.holds_memory:
             return original(scheduler)
-        return scheduler.idle_sleeper.poller.poll(wait_ms)
+        return self._handler.rest(scheduler.idle_sleeper.poller.poll, time.sleep)
 
     def after_is_idle(self, idle: bool, _: Any, for_health_check: bool = False, **__: Any) -> bool:
         """Nobody may empty the cache or the pool while memory is promised."""

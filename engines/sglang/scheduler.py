@@ -41,7 +41,7 @@ from engines.sglang.messages import (
 from engines.sglang.receiver import Receiver
 from engines.sglang.reporter import Reporter
 from engines.sglang.reservations import Reservation, Reservations
-from engines.sglang.sender import Outgoing, Sender, SendReport, Times
+from engines.sglang.sender import BUSY, IDLE, Outgoing, Sender, SendReport, Times
 from engines.sglang.slots import to_runs
 from engines.sglang.view import Computed, Identity, Pass, Transport, View
 from engines.sglang.wire import (
@@ -58,16 +58,14 @@ from engines.sglang.wire import (
 from engines.types import EngineLoad
 
 log = structlog.get_logger(__name__)
-BUSY_BUDGET_S = 0.004
-"""Of the scheduler's time for writes between two passes, where writing takes its time at all."""
-IDLE_BUDGET_S = 0.05
 REPORT_EVERY_S = 0.25
 TOKEN_BYTES = 4
 CHANGES_ROOM = (Reserve, Release, SetDraining)
-WAIT_MOVING_MS = 0
-WAIT_TRANSFER_MS = 1
 WAIT_RESERVED_MS = 5
-"""How long an idle loop may sleep: nothing wakes it when a note from another engine comes."""
+"""How long an idle loop may sleep while memory is promised: nothing wakes it when a note from another engine comes."""
+REST_S = 0.005
+LOOK_EVERY_S = 0.0002
+"""While a transfer is under way, when each note is waited for."""
 
 
 class Handler:
@@ -128,7 +126,7 @@ class Handler:
         for agent, raw in self._transport.take_notes():
             self._on_note(agent, raw)
         if len(self._sender):
-            self._sender.step(BUSY_BUDGET_S if busy else IDLE_BUDGET_S)
+            self._sender.step(BUSY if busy else IDLE)
         self._expire()
         if self._reporter.is_due:
             self._report()
@@ -146,6 +144,8 @@ class Handler:
     def on_pass(self, ended: Pass) -> None:
         for computed in ended.prefills:
             self._on_computed(computed, ended)
+        if ended.prefills and len(self._sender):
+            self._sender.step(BUSY if ended.decode_batch or ended.queued else IDLE)
         self._reporter.on_pass(ended)
         if ended.finished or ended.prefills:
             self._report()
@@ -171,15 +171,21 @@ class Handler:
     def holds_memory(self) -> bool:
         return len(self.reservations) > 0 or len(self._sender) > 0
 
-    def idle_wait_ms(self, wanted_ms: int) -> int:
-        """How long the loop may sleep when it has nothing else to do."""
-        if self._sender.moving:
-            return WAIT_MOVING_MS
-        if len(self._sender) or self.reservations.writing:
-            return WAIT_TRANSFER_MS
-        if len(self.reservations):
-            return WAIT_RESERVED_MS
-        return wanted_ms
+    def rest(self, wait_ms: Callable[[int], object], nap: Callable[[float], object]) -> None:
+        """An idle loop's sleep while memory is promised: until there is input (`wait_ms` says so), or for a moment."""
+        if not self._in_touch:
+            wait_ms(WAIT_RESERVED_MS)
+            return
+        until_s = self._clock() + REST_S
+        while not wait_ms(0) and self._in_touch and self._clock() < until_s:
+            self.poll(busy=False)
+            if not self._sender.moving:
+                nap(LOOK_EVERY_S)
+
+    @property
+    def _in_touch(self) -> bool:
+        """Whether a transfer is under way, in or out."""
+        return len(self._sender) > 0 or self.reservations.writing > 0
 
     # Calls.
 

@@ -20,8 +20,21 @@ from engines.sglang.wire import (
     tokens_hash,
 )
 
-SLICE_BYTES = 4 * 1024 * 1024
-"""Most bytes of one write: where memory is copied by this very thread, it takes a millisecond or two."""
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What a step may take of the scheduler's thread, where memory is copied by this very thread."""
+
+    budget_s: float
+    """No write begins later in a step."""
+    slice_bytes: int
+    """Most bytes of one write."""
+
+
+BUSY = Effort(budget_s=0.004, slice_bytes=4 * 2**20)
+"""Between two passes: a write takes a millisecond or two."""
+IDLE = Effort(budget_s=0.05, slice_bytes=32 * 2**20)
+"""Large writes have larger regions, and those cost less a byte."""
 
 
 class Transport(Protocol):
@@ -203,33 +216,33 @@ class Sender:
         elif isinstance(note, Refused):
             self.fail(send.rid, note.error())
 
-    def step(self, budget_s: float) -> None:
-        """Complete what is through and start more, for about `budget_s` of this thread's time."""
-        until_s = self._clock() + budget_s
+    def step(self, effort: Effort) -> None:
+        """Complete what is through and start more."""
+        until_s = self._clock() + effort.budget_s
         for send in list(self._sends.values()):
             try:
-                self._step_one(send, until_s)
+                self._step_one(send, until_s, effort.slice_bytes)
             except (TransferFailed, ReservationGone) as error:
                 send.inflight = None
                 self.fail(send.rid, error)
 
-    def _step_one(self, send: Outgoing, until_s: float) -> None:
+    def _step_one(self, send: Outgoing, until_s: float, slice_bytes: int) -> None:
         if send.inflight is not None and self._transport.is_done(send.inflight):
             self._slice_is_through(send)
         if send.failure is not None:
             self._end_if_quiet(send)
             return
         while send.inflight is None and send.may_write and send.ready and self._clock() < until_s:
-            self._write_slice(send)
+            self._write_slice(send, slice_bytes)
             if self._transport.is_done(send.inflight):
                 self._slice_is_through(send)
         self._check_deadline(send)
         self._end_if_held(send)
 
-    def _write_slice(self, send: Outgoing) -> None:
+    def _write_slice(self, send: Outgoing, slice_bytes: int) -> None:
         if self._clock() >= send.write_until_s:
             raise ReservationGone("the reservation's time was over before everything was written")
-        slots = self._next_slice(send)
+        slots = self._next_slice(send, slice_bytes)
         theirs = from_runs(send.address.rows)
         page = self._pool.page_size
         first = (send.written_to - send.address.begin) // page
@@ -241,9 +254,9 @@ class Sender:
         send.inflight_tokens = len(slots)
         send.inflight = self._transport.write(send.address.agent, mine, theirs[first : first + len(mine)], note)
 
-    def _next_slice(self, send: Outgoing) -> Rows:
+    def _next_slice(self, send: Outgoing, slice_bytes: int) -> Rows:
         page = self._pool.page_size
-        most = max(page, SLICE_BYTES // self._pool.bytes_per_token // page * page)
+        most = max(page, slice_bytes // self._pool.bytes_per_token // page * page)
         slots = send.ready.pop(0)
         if len(slots) > most:
             send.ready.insert(0, slots[most:])

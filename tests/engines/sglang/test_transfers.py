@@ -303,13 +303,32 @@ def test_a_claim_keeps_received_kv_and_frees_empty_room(pair, ids):
     assert pair.receiver.view.held == 0
 
 
-def test_an_idle_loop_looks_often_while_anything_is_promised(pair, ids):
-    assert pair.receiver.handler.idle_wait_ms(1000) == 1000
+def test_an_idle_loop_sleeps_briefly_while_memory_is_promised(pair, ids):
+    assert not pair.receiver.handler.holds_memory
+    reserve(pair, ids(N))
+    waits_ms: list[int] = []
+    pair.receiver.handler.rest(waits_ms.append, nap=pytest.fail)
+    assert pair.receiver.handler.holds_memory
+    assert 0 < waits_ms[0] < 10
+
+
+def test_an_idle_loop_takes_notes_while_it_rests_until_there_is_input(pair, ids):
     address = reserve(pair, ids(N))
-    assert pair.receiver.handler.idle_wait_ms(1000) < 10
     pair.sender.tell(Send, rid="tt-1-q", prompt=ids(N), address=address)
-    assert pair.sender.handler.idle_wait_ms(1000) < 10
+    pair.receiver.handler.poll(busy=False)
+    inputs = iter([False, False, True])
+    naps: list[float] = []
+    pair.sender.handler.rest(lambda wait_ms: next(inputs), naps.append)
+    assert len(naps) == 2
     assert pair.sender.handler.holds_memory
+
+
+def test_an_idle_loop_rests_only_for_a_moment(pair, ids):
+    address = reserve(pair, ids(N))
+    pair.sender.tell(Send, rid="tt-1-q", prompt=ids(N), address=address)
+    begun_s = pair.clock()
+    pair.sender.handler.rest(lambda wait_ms: False, pair.clock.pass_by)
+    assert pair.clock() - begun_s < 0.1
 
 
 def test_nothing_stays_promised_in_a_cache_that_is_emptied(pair, ids):

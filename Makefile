@@ -14,7 +14,7 @@ SGLANG_BIN := $(VENV_SGLANG)/bin
 export TRIMTAB_SGLANG_PYTHON ?= $(abspath $(SGLANG_BIN)/python)
 REAL := $(VENV_SGLANG)/.ready $(SMALL_MODEL)/model.safetensors
 
-.PHONY: help system system-compose up test test-real test-compose lint format install sglang bench bench-sglang lock clean
+.PHONY: help system system-compose up test test-real test-compose lint format install sglang bench bench-virtual bench-sglang bench-sglang-traffic lock clean
 
 help:
 	@echo "make up      install if needed, run the embedded stack until Ctrl-C (ARGS='--engines 2 --load chat')"
@@ -25,7 +25,10 @@ help:
 	@echo "make system  Debian packages that some tests need: Prometheus with promtool, Chromium, a font"
 	@echo "make lint    ruff, mypy and the import contracts"
 	@echo "make bench   router benchmark beside its peers (ARGS='--quick')"
+	@echo "make bench-virtual   published results and production traces in virtual time (ARGS='--quick')"
 	@echo "make bench-sglang   KV transfer and interference on two real engines (ARGS='--quick')"
+	@echo "make bench-sglang-traffic   two real engines under traffic: the simulator's fidelity, then Trimtab beside"
+	@echo "             fixed patterns and sglang-router (ARGS='--quick')"
 	@echo "make sglang  install SGLang for the CPU and the small model (1.8 GB + 0.3 GB)"
 	@echo "make lock    re-resolve requirements/*.lock from pyproject.toml"
 
@@ -79,9 +82,17 @@ format: $(VENV)/.dev
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks router $(ARGS)
 
+bench-virtual: $(VENV)/.bench
+	$(BIN)/python -m benchmarks paper $(ARGS)
+	$(BIN)/python -m benchmarks traces $(ARGS)
+
 bench-sglang: $(VENV)/.bench $(REAL)
 	$(BIN)/python -m benchmarks sglang-transfer --model $(SMALL_MODEL) $(ARGS)
 	$(BIN)/python -m benchmarks sglang-interference --model $(SMALL_MODEL) $(ARGS)
+
+bench-sglang-traffic: $(VENV)/.bench $(REAL)
+	$(BIN)/python -m benchmarks fidelity --model $(SMALL_MODEL) $(ARGS)
+	$(BIN)/python -m benchmarks adapt --sglang --model $(SMALL_MODEL) $(ARGS)
 
 install: $(VENV)/.dev
 

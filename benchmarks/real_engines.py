@@ -110,11 +110,11 @@ async def running(specs: Sequence[ChildSpec], folder: Path) -> AsyncIterator[Seq
         await asyncio.gather(*(child.stop() for child in children))
 
 
-def peer_engine(model: Path, name: str, core: int, flags: Mapping[str, str], plugins: str) -> ChildSpec:
-    """An engine without the verbs, with flags of its own."""
-    given = {"model": str(model), "device": "cpu", "cores": str(core), "engine-id": name}
+def peer_engine(model: Path, name: str, core: int, flags: Mapping[str, str | None], plugins: str) -> ChildSpec:
+    """An engine without the verbs, with flags of its own; those that take no value have `None`."""
+    given: dict[str, str | None] = {"model": str(model), "device": "cpu", "cores": str(core), "engine-id": name}
     given |= {"served-model-name": name_of(model), **flags}
-    fixed = [part for flag, value in given.items() for part in (f"--{flag}", value)]
+    fixed = [part for flag, value in given.items() for part in (f"--{flag}", value) if part is not None]
     return ChildSpec(
         name,
         lambda port, ready: [

@@ -11,6 +11,9 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
+DIGITS = 6
+"""Significant ones of floats in JSON: more says nothing and fills files."""
+
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
     """A bound on a measured value. `value` is `None` where it was not measured, and then so is `met`."""
@@ -50,7 +53,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a run found out. `sections` are for the Markdown form only."""
 
     benchmark: str
+    """What follows `python -m benchmarks` on the command line, such as `adapt --live`."""
     seed: int
+    date: str | None = None
+    """ISO day; whoever publishes the report knows it."""
+    quick: bool = False
+    """Whether this was the short form."""
     versions: Mapping[str, str]
     machine: Mapping[str, Any]
     results: Sequence[Mapping[str, Any]]
@@ -58,15 +66,27 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     stretch: Sequence[Goal] = ()
     skipped: Mapping[str, str] = {}
     """Name -> why, for whatever should have been measured and was not."""
+    headline: Sequence[str] = ()
+    """What to know if one reads nothing else: a few sentences with figures. README's table quotes them."""
     sections: Sequence[Section] = ()
 
+    @property
+    def name(self) -> str:
+        """Of its files: `adapt-live`."""
+        return self.benchmark.replace(" --", "-")
+
     def json(self) -> bytes:
-        """`{benchmark, seed, versions, machine, results, goals, stretch, skipped}`, indented."""
+        """All but the sections; each element of a list is on a line of its own, floats have `DIGITS` digits."""
         document = {name: value for name, value in msgspec.structs.asdict(self).items() if name != "sections"}
-        return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+        members = [f"{_encoded(name)}: {_lines(value)}" for name, value in _rounded(document).items()]
+        return ("{\n" + ",\n".join(members) + "\n}\n").encode()
 
     def markdown(self) -> str:
-        parts = [f"# {self.benchmark}", _facts(self.machine), _facts(self.versions)]
+        form = "quick form" if self.quick else None
+        about = filter(None, (f"`python -m benchmarks {self.benchmark}`", form, self.date, f"seed {self.seed}"))
+        parts = [f"# {self.benchmark}", " · ".join(about), _facts(self.machine), _facts(self.versions)]
+        if self.headline:
+            parts.append("\n".join(f"- {sentence}" for sentence in self.headline))
         parts += [_section(section) for section in self.sections]
         if self.skipped:
             parts.append("\n".join(f"- skipped **{name}**: {why}" for name, why in self.skipped.items()))
@@ -74,11 +94,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return "\n\n".join(parts) + "\n"
 
 
-def publish(report: Report, json_file: Path | None) -> None:
-    """Print the Markdown and, if asked, write the JSON."""
+def publish(report: Report, json_file: Path | None, folder: Path | None = None) -> None:
+    """Print the Markdown and, if asked, write the JSON to a file, and both forms into a folder."""
     print(report.markdown())
     if json_file is not None:
         json_file.write_bytes(report.json())
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{report.name}.json").write_bytes(report.json())
+        (folder / f"{report.name}.md").write_text(report.markdown(), encoding="utf-8")
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -103,6 +127,27 @@ def percentiles(values: ArrayLike, wanted: Sequence[float]) -> list[float] | Non
     if observed.size == 0:
         return None
     return [float(found) for found in np.percentile(observed, wanted, method="inverted_cdf")]
+
+
+def _rounded(value: Any) -> Any:
+    """The same, of builtin types."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(each) for each in value]
+    return value if isinstance(value, str | int | None) else _rounded(msgspec.to_builtins(value))
+
+
+def _encoded(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _lines(value: Any) -> str:
+    if not isinstance(value, list) or not value:
+        return _encoded(value)
+    return "[\n" + ",\n".join(_encoded(each) for each in value) + "\n]"
 
 
 def _section(section: Section) -> str:

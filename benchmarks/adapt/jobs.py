@@ -9,8 +9,8 @@ import numpy as np
 
 from benchmarks.adapt.closed_loop import TRIMTAB, run_trimtab
 from benchmarks.adapt.generate import generate, phases
-from benchmarks.adapt.hindsight import BEST_STATIC, ORACLE, THRESHOLD, Course, screen
-from benchmarks.adapt.keeping import TUNER, WORLD, kept_name, load_outcomes, save_outcomes
+from benchmarks.adapt.hindsight import BEST_STATIC, ORACLE, THRESHOLD, Course, Grid, screen
+from benchmarks.adapt.keeping import TUNER, WORLD, kept_name, kept_or
 from benchmarks.adapt.outcome import Outcome
 from benchmarks.adapt.scenarios import Scenario
 from benchmarks.adapt.statics import PATTERNS
@@ -59,14 +59,7 @@ def jobs_of(scenario: Scenario, seed: int, policies: frozenset[str]) -> list[Job
 def run_job(job: Job, kept: Path | None = None) -> Sequence[Outcome]:
     """The outcome of each policy, taken from the folder `kept` if it is there."""
     warm_up()
-    if kept is None:
-        return _outcomes(job)
-    file = kept / _kept_name(job)
-    if file.exists():
-        return load_outcomes(file)
-    outcomes = _outcomes(job)
-    save_outcomes(file, outcomes)
-    return outcomes
+    return kept_or(None if kept is None else kept / _kept_name(job), lambda: _outcomes(job))
 
 
 def _outcomes(job: Job) -> Sequence[Outcome]:
@@ -88,14 +81,18 @@ def _hindsight(job: Job) -> list[Outcome]:
     if job.phase is not None:
         only = parts[job.phase]
         return [Course(only, fleet, slos).best_fixed(ORACLE, screen([only], fleet, slos))]
-    grid, course = screen(parts, fleet, slos), Course(concatenate(parts), fleet, slos)
+    return fixed_outcomes(Course(concatenate(parts), fleet, slos), screen(parts, fleet, slos), job.policies)
+
+
+def fixed_outcomes(course: Course, grid: Grid, policies: frozenset[str]) -> list[Outcome]:
+    """Those of the policies that decide once or by rule, each with the best plan for the whole course."""
     found = course.best_patterns(grid)
-    if THRESHOLD in job.policies and (rule := course.best_threshold(grid)) is not None:
+    if THRESHOLD in policies and (rule := course.best_threshold(grid)) is not None:
         found.append(rule)
-    if job.policies & {BEST_STATIC, ORACLE}:
+    if policies & {BEST_STATIC, ORACLE}:
         best = course.best_fixed(BEST_STATIC, grid)
         found += [best, replace(best, policy=ORACLE)]
-    return [each for each in found if each.policy in job.policies]
+    return [each for each in found if each.policy in policies]
 
 
 def _kept_name(job: Job) -> str:

@@ -1,7 +1,7 @@
 """Outcomes that need not be measured again, in a folder: a table of hours survives being interrupted."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -50,6 +50,17 @@ def files_of(code: Sequence[str]) -> Sequence[Path]:
     """The files that the patterns name, each once."""
     root = Path(tuner.__file__).parents[1]
     return sorted({file for pattern in code for file in root.glob(pattern)})
+
+
+def kept_or(file: Path | None, measure: Callable[[], Sequence[Outcome]]) -> Sequence[Outcome]:
+    """What the file holds, or what is measured now and then put there; without a file nothing is kept."""
+    if file is None:
+        return measure()
+    if file.exists():
+        return load_outcomes(file)
+    outcomes = measure()
+    save_outcomes(file, outcomes)
+    return outcomes
 
 
 def save_outcomes(file: Path, outcomes: Sequence[Outcome]) -> None:

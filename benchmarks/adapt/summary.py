@@ -1,7 +1,7 @@
 """From outcomes to tables, JSON and goals."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,6 +18,8 @@ from benchmarks.report import Goal, Report, Section, at_least, at_most, number
 from tuner.workload import Floats
 
 HOUR_S = 3600.0
+SERIES_S = 60.0
+"""Steps of the series in JSON."""
 PACKAGES = ("trimtab", "numpy", "numba", "optuna", "scikit-learn")
 
 
@@ -65,6 +67,7 @@ def report(compared: Sequence[Compared], seed: int, machine: Mapping[str, Any]) 
         machine=machine,
         results=[row for each in compared for row in results(each)],
         goals=goals(compared),
+        headline=headline(compared),
         sections=[overview(compared), *(section(each) for each in compared)],
     )
 
@@ -85,6 +88,26 @@ def goals(compared: Sequence[Compared]) -> list[Goal]:
         at_most("ticks to 90 % of the oracle after a shift, median", _median(ticks), 3),
         at_most("needless plan changes per simulated hour of stationary traffic", _needless_per_h(stationary), 1),
     ]
+
+
+def headline(compared: Sequence[Compared]) -> list[str]:
+    """Goodput relative to the best static plan and the oracle, by whether the traffic moves."""
+    kinds = {
+        "traffic that moves": [each for each in compared if each.scenario.shifts],
+        "traffic that does not": [each for each in compared if not each.scenario.shifts],
+    }
+    return [sentence for kind, own in kinds.items() for sentence in _of_kind(kind, own)]
+
+
+def _of_kind(kind: str, compared: Sequence[Compared]) -> Iterator[str]:
+    to_static = _known([each.ratio(TRIMTAB, BEST_STATIC) for each in compared])
+    to_oracle = _known([each.ratio(TRIMTAB, ORACLE) for each in compared])
+    if to_static and to_oracle:
+        yield (
+            f"{kind[0].upper()}{kind[1:]} ({len(to_static)} scenarios): × {number(_mean(to_static))} the best static "
+            f"plan's goodput ({number(min(to_static))} to {number(max(to_static))}), {_percent(_mean(to_oracle))} of "
+            "the oracle's"
+        )
 
 
 def overview(compared: Sequence[Compared]) -> Section:
@@ -146,7 +169,7 @@ def _result(each: Compared, outcome: Outcome) -> dict[str, Any]:
             for change in outcome.changes
         ],
         "thought_s": outcome.thought_s,
-        "goodput_by_tick_rps": series(outcome.good, each.arrived_s, each.scenario.span_s).round(3).tolist(),
+        "goodput_by_minute_rps": series(outcome.good, each.arrived_s, each.scenario.span_s, SERIES_S).round(1).tolist(),
     }
 
 

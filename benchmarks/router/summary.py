@@ -106,6 +106,7 @@ def report(samples: Sequence[Sample], seed: int, machine: Mapping[str, Any], ski
         results=_results(run),
         goals=goals(run),
         stretch=stretch(run),
+        headline=headline(run),
         skipped=skipped,
         sections=[section for section in (_cpu(run), _latency(run), _plain(run)) if section.rows],
     )
@@ -126,6 +127,19 @@ def goals(run: Samples) -> list[Goal]:
     ]
     ttft = run.latency(TRIMTAB, "c200", "added_ttft_ms", 1)
     return [*per_request, *per_chunk, at_most("added TTFT p99, 200 streams, ms", ttft, 1.0)]
+
+
+def headline(run: Samples) -> list[str]:
+    """CPU beside the peers that the goals name, and what the router adds to a stream."""
+    pairs = [("a", REFERENCE, "a small request"), ("c200", REFERENCE, "a chunk of 200 streams")]
+    pairs.append(("c200", HAPROXY, "a chunk of 200 streams"))
+    ratios = [(f"{what} × {peer}", run.ratio(TRIMTAB, name, peer)) for name, peer, what in pairs]
+    known = [f"{what} {number(ratio)}" for what, ratio in ratios if ratio is not None]
+    found = [f"CPU of the proxy for {', '.join(known)}"] if known else []
+    ttft_ms = run.latency(TRIMTAB, "c200", "added_ttft_ms", 1)
+    if ttft_ms is not None:
+        found.append(f"Adds {number(ttft_ms)} ms to the TTFT of 200 streams at p99")
+    return found
 
 
 def stretch(run: Samples) -> list[Goal]:
@@ -249,7 +263,8 @@ def _results(run: Samples) -> list[dict[str, Any]]:
             "added_ttft_ms": [run.latency(target, scenario.name, "added_ttft_ms", place) for place in (0, 1)],
             "added_chunk_us": [run.latency(target, scenario.name, "added_chunk_us", place) for place in (0, 1)],
             "requests_per_s": run.requests_per_s(target, scenario.name),
-            "rounds": run.of(target, scenario.name),
+            "cpu_us_by_round": [sample.cpu_us for sample in run.of(target, scenario.name)],
+            "errors": _troubles(target, scenario, run.of(target, scenario.name)),
         }
         for target in run.targets
         for scenario in run.scenarios

@@ -5,7 +5,6 @@ its first token is the figure. Besides, one prompt on the idle stack: TTFT, seco
 """
 
 import asyncio
-import random
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,10 +14,11 @@ from pathlib import Path
 from benchmarks.machine import describe
 from benchmarks.real_engines import Fleet, check_model, fleet, name_of
 from benchmarks.report import Report
-from benchmarks.sglang_interference.native import missing, native
+from benchmarks.sglang_interference.native import native
 from benchmarks.sglang_interference.streams import Client, Stream
 from benchmarks.sglang_interference.summary import Idle, Sample, report
-from engines.tokenizer import Tokenizer
+from benchmarks.sglang_router import missing
+from benchmarks.words import Prompts
 from engines.types import Role
 from tuner.plan import Knobs
 
@@ -31,7 +31,6 @@ LONG_TOKENS = 1500
 IDLE_TOKENS = 1000
 IDLE_OUTPUT_TOKENS = 20
 UNCHUNKED_TOKENS = 4096
-WORDS = ("river", "bread", "clock", "horse", "bridge", "glass", "winter", "letter", "map", "bee", "stone", "wind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,7 @@ async def _use(trimtab: Fleet, way: Way) -> None:
 
 
 async def _measure(
-    name: str, client: Client, prompts: "Prompts", rounds: int, samples: list[Sample], idle: list[Idle]
+    name: str, client: Client, prompts: Prompts, rounds: int, samples: list[Sample], idle: list[Idle]
 ) -> None:
     await client.complete(prompts.new(LONG_TOKENS // 4), 4)
     for number in range(rounds):
@@ -114,7 +113,7 @@ async def _measure(
         idle.append(await _one_idle(name, client, prompts, number))
 
 
-async def _one_arrival(name: str, client: Client, prompts: "Prompts", number: int) -> Sample:
+async def _one_arrival(name: str, client: Client, prompts: Prompts, number: int) -> Sample:
     async with asyncio.TaskGroup() as group:
         running = [client.stream(prompts.new(STREAM_PROMPT_TOKENS), STREAM_TOKENS) for _ in range(STREAMS)]
         tasks = [group.create_task(one.run()) for one in running]
@@ -142,7 +141,7 @@ def _sample(name: str, number: int, running: Sequence[Stream], arrival: Stream) 
     )
 
 
-async def _one_idle(name: str, client: Client, prompts: "Prompts", number: int) -> Idle:
+async def _one_idle(name: str, client: Client, prompts: Prompts, number: int) -> Idle:
     one = client.stream(prompts.new(IDLE_TOKENS), IDLE_OUTPUT_TOKENS)
     await one.run()
     at_s = one.token_at_s
@@ -153,18 +152,3 @@ async def _one_idle(name: str, client: Client, prompts: "Prompts", number: int) 
         second_token_s=at_s[1] - one.sent_at_s,
         tpot_s=(at_s[-1] - at_s[0]) / (len(at_s) - 1),
     )
-
-
-class Prompts:
-    """Prompts of a given length that share nothing."""
-
-    def __init__(self, model: Path, seed: int) -> None:
-        self._tokenizer = Tokenizer.load(model)
-        self._rng = random.Random(seed)
-
-    def new(self, tokens: int) -> str:
-        """A text of so many tokens or a few more."""
-        words = self._rng.choices(WORDS, k=max(1, tokens // 2))
-        while len(self._tokenizer.encode(" ".join(words))) < tokens:
-            words += self._rng.choices(WORDS, k=max(1, tokens // 20))
-        return " ".join(words)

@@ -52,11 +52,17 @@ def report(
         seed=seed,
         versions=versions(PACKAGES),
         machine=machine,
-        results=[*rows, {"samples": samples, "idle": idle}],
+        results=rows,
         goals=[at_most("worst pause, disaggregated over data_parallel", share, CALM_OF_DATA_PARALLEL)],
         skipped=skipped,
+        headline=headline(rows),
         sections=[_arrival(rows), _idle(rows)],
     )
+
+
+def headline(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    pauses = [f"{row['stack']} {number(row['worst_gap_ms'])} ms" for row in rows if row["worst_gap_ms"] is not None]
+    return [f"A prompt of 1,500 tokens stops running streams for: {'; '.join(pauses)}"] if pauses else []
 
 
 def _figures(name: str, samples: Sequence[Sample], idle: Sequence[Idle]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from engines.abortable import Abortable
 from engines.emulated.choice import Choice, make_choices
 from engines.emulated.driver import Driver
 from engines.emulated.events import Event, Finished, Pass, Prefilled, Token
@@ -89,7 +90,7 @@ class Engine:
         self._choices: dict[str, tuple[Generation, Choice]] = {}
         self._generations: dict[str, set[Generation]] = {}
         self._prefills: dict[str, asyncio.Future[Prefilled]] = {}
-        self._sends: dict[str, set[asyncio.Task[RemoteSendAnswer]]] = {}
+        self._sends: Abortable[RemoteSendAnswer] = Abortable()
 
     async def run(self) -> None:
         """Drive passes until cancelled."""
@@ -102,7 +103,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether anything that a client waits for is under way."""
-        return bool(self._generations or self._sends or self.receiver.active)
+        return bool(self._generations or len(self._sends) or self.receiver.active)
 
     def load(self) -> EngineLoad:
         self._expire()
@@ -149,20 +150,7 @@ class Engine:
         """Cancelling it frees what it holds; so does `abort`, and it then raises `BadRequest`."""
         self._check_takes_work()
         address = self._checked_address(call)
-        task = asyncio.create_task(self._send(call, address))
-        sends = self._sends.setdefault(call.request_id, set())
-        sends.add(task)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.cancelled():
-                raise BadRequest(f"request {call.request_id!r} was aborted") from None
-            task.cancel()
-            raise
-        finally:
-            sends.discard(task)
-            if not sends:
-                self._sends.pop(call.request_id, None)
+        return await self._sends.run(call.request_id, self._send(call, address))
 
     def generate(
         self,
@@ -188,11 +176,9 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """Free whatever there is under this id: generations, sends, a reservation."""
         generations = list(self._generations.get(request_id, ()))
-        sends = list(self._sends.get(request_id, ()))
+        sends = self._sends.abort(request_id)
         for generation in generations:
             generation.abort()
-        for task in sends:
-            task.cancel()
         self.receiver.close(request_id)
         if self._kernel.release(request_id, self.clocks.monotonic()) or generations or sends:
             self.counters.aborts += 1

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+from engines.abortable import Abortable
 from engines.errors import BadRequest, EngineError, ReservationGone
 from engines.protocol import RemoteSend, RemoteSendAnswer
 from engines.sglang.bridge import Bridge
@@ -37,34 +38,18 @@ class Sending:
         self._layout = layout
         self._new_rid = new_rid
         self._wall = wall
-        self._running: dict[str, set[asyncio.Task[RemoteSendAnswer]]] = {}
+        self._sends: Abortable[RemoteSendAnswer] = Abortable()
 
     def __len__(self) -> int:
-        return len(self._running)
+        return len(self._sends)
 
     async def send(self, call: RemoteSend) -> RemoteSendAnswer:
         """Cancelling it frees what it holds; so does `abort`, and it then raises `BadRequest`."""
         address = self._checked(call)
-        task = asyncio.create_task(self._send(call, address))
-        same_id = self._running.setdefault(call.request_id, set())
-        same_id.add(task)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.cancelled():
-                raise BadRequest(f"request {call.request_id!r} was aborted") from None
-            task.cancel()
-            raise
-        finally:
-            same_id.discard(task)
-            if not same_id:
-                self._running.pop(call.request_id, None)
+        return await self._sends.run(call.request_id, self._send(call, address))
 
     def abort(self, request_id: str) -> bool:
-        tasks = list(self._running.get(request_id, ()))
-        for task in tasks:
-            task.cancel()
-        return bool(tasks)
+        return self._sends.abort(request_id)
 
     def _checked(self, call: RemoteSend) -> KvAddress:
         """What can be told to be wrong before anything is computed."""

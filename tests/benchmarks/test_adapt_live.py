@@ -1,6 +1,7 @@
 """The live run: a client that times answers, and a stack that is what was asked for."""
 
 import asyncio
+import math
 from dataclasses import replace
 
 import msgspec
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.adapt.generate import generate
-from benchmarks.adapt.live.load import Client, Reply, prompt_ids
+from benchmarks.adapt.live.load import Client, Reply, Seen, prompt_ids
 from benchmarks.adapt.live.run import SCENARIO, by_phase, report
 from benchmarks.adapt.live.stack import live_stack
 from benchmarks.adapt.outcome import Change, Outcome
@@ -29,17 +30,26 @@ async def replied(first_s=0.05, last_s=0.1, status=200, complete=True):
     return Reply(asyncio.get_running_loop().create_future(), status, first_s, last_s, complete)
 
 
-async def test_a_request_is_good_if_all_of_it_came_within_both_bounds():
-    assert (await replied()).met(SLO, 0.0, tokens=6)
-    assert not (await replied(first_s=0.2, last_s=0.21)).met(SLO, 0.0, tokens=6)
-    assert not (await replied(last_s=0.5)).met(SLO, 0.0, tokens=6)
-    assert (await replied(last_s=0.5)).met(SLO, 0.0, tokens=1)
+async def test_a_reply_is_timed_from_when_it_was_asked_for_to_its_first_and_last_token():
+    assert (await replied()).times(0.01, tokens=6) == (pytest.approx(0.04), pytest.approx(0.01))
+    assert math.isnan((await replied()).times(0.01, tokens=1)[1])
 
 
-async def test_what_was_refused_or_broke_off_is_not_good():
-    assert not (await replied(status=429)).met(SLO, 0.0, tokens=6)
-    assert not (await replied(complete=False)).met(SLO, 0.0, tokens=6)
-    assert not (await replied(first_s=None, last_s=None)).met(SLO, 0.0, tokens=6)
+async def test_what_was_refused_or_broke_off_has_no_times():
+    assert (await replied(status=429)).times(0.0, tokens=6) is None
+    assert (await replied(complete=False)).times(0.0, tokens=6) is None
+    assert (await replied(first_s=None, last_s=None)).times(0.0, tokens=6) is None
+
+
+def test_a_request_is_good_if_all_of_it_came_within_both_bounds(workload):
+    few = workload.take(slice(0, 5))
+    slos = SloTable(classes=dict.fromkeys([*few.classes, "default"], SLO))
+    seen = Seen(
+        complete=np.array([True, True, True, True, False]),
+        ttft_s=np.array([0.05, 0.2, 0.05, 0.05, np.nan]),
+        tpot_s=np.array([0.005, 0.005, 0.05, np.nan, np.nan]),
+    )
+    assert seen.good(few, slos).tolist() == [True, False, False, True, False]
 
 
 def test_prompts_share_their_roots_and_nothing_else(workload):
@@ -56,7 +66,7 @@ def alike(workload, **columns):
 
 
 async def test_a_request_asks_for_exactly_what_the_workload_says(workload):
-    client = Client("http://127.0.0.1:1", "m", workload, load_scenario(SCENARIO).slos)
+    client = Client("http://127.0.0.1:1", "m", workload)
     head, body = client.request(3).split(b"\r\n\r\n", 1)
     asked = msgspec.json.decode(body)
     assert len(asked["prompt"]) == workload.prompt_tokens[3]
@@ -99,8 +109,8 @@ async def test_a_pinned_plan_serves_a_workload_over_real_processes(tmp_path):
     plan = next(each for each in patterns(scenario.fleet) if each.pattern == DISAGGREGATED)
     async with live_stack(scenario, tmp_path) as stack:
         await stack.pin(fixed_plan(plan, scenario.fleet))
-        client = Client(stack.url, stack.model, workload, patient(scenario))
-        good = await client.run()
+        client = Client(stack.url, stack.model, workload)
+        good = (await client.run()).good(workload, patient(scenario))
         await client.aclose()
         assert (await stack.plans())[-1]["pattern"] == DISAGGREGATED
     assert good.all()

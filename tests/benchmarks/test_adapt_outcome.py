@@ -103,4 +103,12 @@ def test_json_tells_every_change_and_phases_never_reached_are_null():
     row = next(each for each in made["results"] if each["policy"] == "trimtab")
     assert [change["at_s"] for change in row["changes"]] == [0, 10]
     assert row["reached_s"] == [None, 0]
-    assert len(row["goodput_by_tick_rps"]) == 180 / TICK_S
+    assert len(row["goodput_by_minute_rps"]) == 3
+
+
+def test_the_headline_keeps_traffic_that_moves_apart():
+    moving, still = report(
+        [compared("shift-day", shares(0.9), static=shares(0.5)), compared("summaries", ALL)], 1, {}
+    ).headline
+    assert "Traffic that moves (1 scenarios): × 1.80" in moving
+    assert "Traffic that does not (1 scenarios): × 1.00" in still

@@ -1,9 +1,12 @@
 """What a benchmark hands over: percentiles, goals, Markdown and JSON."""
 
 import json
+import socket
+from pathlib import Path
 
 import pytest
 
+from benchmarks.machine import describe
 from benchmarks.report import Report, Section, at_least, at_most, number, percentiles, publish, table
 
 
@@ -78,6 +81,32 @@ def test_json_holds_the_agreed_keys_and_goals():
     assert "sections" not in document
     assert document["goals"][0] == {"name": "cost", "value": 2.0, "goal": 1.0, "met": False}
     assert document["results"] == [{"target": "x", "cpu_us": 1.5}]
+
+
+def test_json_has_a_line_for_each_result_and_six_digits_of_a_float():
+    written = a_report(results=[{"a": 1 / 3, "b": [1, None]}, {"a": 2.0}], date="2026-01-31").json().decode()
+    assert '{"a":0.333333,"b":[1,null]},\n{"a":2.0}' in written
+    assert json.loads(written)["date"] == "2026-01-31"
+
+
+def test_markdown_says_what_was_run_and_when_and_begins_with_the_headline():
+    lines = (
+        a_report(benchmark="adapt --live", date="2026-01-31", quick=True, headline=["It works"]).markdown().split("\n")
+    )
+    assert lines[2] == "`python -m benchmarks adapt --live` · quick form · 2026-01-31 · seed 7"
+    assert lines.index("- It works") < lines.index("## Cost")
+
+
+def test_publish_puts_both_forms_into_a_folder_that_it_makes(tmp_path, capsys):
+    publish(a_report(benchmark="adapt --live"), None, tmp_path / "new")
+    assert sorted(file.name for file in (tmp_path / "new").iterdir()) == ["adapt-live.json", "adapt-live.md"]
+    assert (tmp_path / "new" / "adapt-live.md").read_text() == capsys.readouterr().out.removesuffix("\n")
+
+
+def test_the_machine_is_described_without_its_name_or_any_path():
+    described = " ".join(describe().values())
+    assert socket.gethostname() not in described.split()
+    assert str(Path.cwd()) not in described
 
 
 def test_publish_prints_markdown_and_writes_json_only_if_asked(tmp_path, capsys):

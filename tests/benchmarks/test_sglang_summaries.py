@@ -38,7 +38,7 @@ def sample(**given) -> transfer.Sample:
 
 def test_control_time_is_what_neither_computes_nor_moves_bytes():
     raw = {100: transfer.Raw(nixl_s=[0.008, 0.009, 0.5], copy_s=[0.001])}
-    (row, _) = transfer.report([sample()], raw, INFO, 1, {}).results
+    (row,) = transfer.report([sample()], raw, INFO, 1, {}).results
     # 2 + 215 + 104 in calls, less 200 and 100 of compute, less 9 for the bytes alone.
     assert row["control_ms"] == pytest.approx(12.0)
 

@@ -90,3 +90,9 @@ def test_the_twin_is_compared_under_each_plan():
     found = list(compare(load_scenario("summaries"), 40, seed=1))
     assert [each.plan for each in found] == list(PLANS)
     assert max(each.goodput_error for each in found) <= 0.03
+
+
+def test_the_headline_names_the_slowest_plan_and_the_worst_error(speeds):
+    fast, near = report(speeds, [comparison(), comparison(goodput_error=0.04)], 0.5, 1, {}).headline
+    assert fast.startswith("50,000 simulated requests/s")
+    assert near == "Goodput within 4.0 % of the reference's in 2 comparisons"

@@ -1,9 +1,11 @@
 """An open-loop client: requests are sent when they are due, whatever became of those before."""
 
 import asyncio
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 from urllib.parse import urlsplit
 
 import msgspec
@@ -12,8 +14,8 @@ import numpy as np
 from benchmarks.adapt.outcome import Flags
 from engines.errors import EngineUnreachable
 from engines.http1 import Exchange, Pool
-from tuner.slo import Slo, SloTable
-from tuner.workload import Workload
+from tuner.slo import SloTable
+from tuner.workload import Floats, Workload
 
 FIRST_TOKEN_ID = 1000
 """Token ids below may mean something special."""
@@ -47,45 +49,73 @@ class Reply:
     def on_lost(self, error: EngineUnreachable) -> None:
         self._over()
 
-    def met(self, slo: Slo, sent_s: float, tokens: int) -> bool:
-        """Whether the client got all of it in time."""
+    def times(self, sent_s: float, tokens: int) -> tuple[float, float] | None:
+        """TTFT and TPOT (NaN for one token), seconds; `None` unless the client got all of it."""
         if not self.complete or self.status != 200 or self.first_s is None or self.last_s is None:
-            return False
-        tpot_s = (self.last_s - self.first_s) / (tokens - 1) if tokens > 1 else None
-        return slo.met(self.first_s - sent_s, tpot_s)
+            return None
+        tpot_s = (self.last_s - self.first_s) / (tokens - 1) if tokens > 1 else math.nan
+        return self.first_s - sent_s, tpot_s
 
     def _over(self) -> None:
         if not self.done.done():
             self.done.set_result(None)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Seen:
+    """What a client saw of each request, in order of arrival: columns of times, NaN where there is none."""
+
+    complete: Flags
+    ttft_s: Floats
+    tpot_s: Floats
+    """NaN for one token too."""
+
+    @classmethod
+    def nothing_of(cls, requests: int) -> Self:
+        return cls(np.zeros(requests, dtype=np.bool_), np.full(requests, np.nan), np.full(requests, np.nan))
+
+    def good(self, workload: Workload, slos: SloTable) -> Flags:
+        """Which requests met both bounds."""
+        table = [slos.classes[slos.resolve(name)] for name in workload.classes]
+        ttft_ms = np.array([slo.ttft_ms for slo in table])[workload.slo_class]
+        tpot_ms = np.array([slo.tpot_ms for slo in table])[workload.slo_class]
+        in_pace = np.isnan(self.tpot_s) | (self.tpot_s * 1e3 <= tpot_ms)
+        found: Flags = self.complete & (self.ttft_s * 1e3 <= ttft_ms) & in_pace
+        return found
+
+
+Prompt = list[int] | str
+"""Token ids, or text where a router takes no ids."""
+
+
 class Client:
     """Sends requests of one workload to one router. `aclose` it."""
 
-    def __init__(self, url: str, model: str, workload: Workload, slos: SloTable) -> None:
+    def __init__(self, url: str, model: str, workload: Workload, prompts: Sequence[str] | None = None) -> None:
+        """`prompts`: texts, one a request; without them, token ids that share what the workload says."""
         address = urlsplit(url)
         self._pool = Pool(address.hostname or "127.0.0.1", address.port or 80)
         self._host = address.netloc
         self._model = model
         self._workload = workload
-        self._slos = slos
+        self._prompts = prompts
 
-    async def run(self) -> Flags:
-        """The whole workload from now on, in real time; which requests met both bounds."""
-        good = np.zeros(len(self._workload), dtype=np.bool_)
+    async def run(self) -> Seen:
+        """The whole workload from now on, in real time."""
+        seen = Seen.nothing_of(len(self._workload))
         begun_s = time.monotonic()
         async with asyncio.TaskGroup() as sent:
             for row, arrived_s in enumerate(self._workload.arrived_s.tolist()):
                 # Made before it is due: a long prompt takes its time.
                 request = self.request(row)
                 await asyncio.sleep(max(0.0, begun_s + arrived_s - time.monotonic()))
-                sent.create_task(self._send(row, request, good))
-        return good
+                sent.create_task(self._send(row, request, seen))
+        return seen
 
     async def aclose(self) -> None:
         await self._pool.aclose()
 
-    async def _send(self, row: int, request: bytes, good: Flags) -> None:
+    async def _send(self, row: int, request: bytes, seen: Seen) -> None:
         sent_s = time.monotonic()
         reply = Reply(asyncio.get_running_loop().create_future())
         exchange = Exchange(self._pool, request, reply, PATIENCE_S, PATIENCE_S).start()
@@ -93,15 +123,17 @@ class Client:
             await reply.done
         finally:
             exchange.abort()
-        slo = self._slos.classes[self._class_of(row)]
-        good[row] = reply.met(slo, sent_s, int(self._workload.output_tokens[row]))
+        times = reply.times(sent_s, int(self._workload.output_tokens[row]))
+        if times is not None:
+            seen.complete[row] = True
+            seen.ttft_s[row], seen.tpot_s[row] = times
 
     def request(self, row: int) -> bytes:
         """One request as HTTP. It asks for exactly the tokens that the workload says."""
         body = msgspec.json.encode(
             {
                 "model": self._model,
-                "prompt": prompt_ids(self._workload, row),
+                "prompt": self._prompt(row),
                 "max_tokens": int(self._workload.output_tokens[row]),
                 "ignore_eos": True,
                 "stream": True,
@@ -112,6 +144,9 @@ class Client:
             f"{SLO_HEADER}: {self._class_of(row)}\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         return head.encode() + body
+
+    def _prompt(self, row: int) -> Prompt:
+        return prompt_ids(self._workload, row) if self._prompts is None else self._prompts[row]
 
     def _class_of(self, row: int) -> str:
         return self._workload.classes[int(self._workload.slo_class[row])]

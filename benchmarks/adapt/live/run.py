@@ -20,6 +20,7 @@ from benchmarks.adapt.live.stack import LiveStack, live_stack
 from benchmarks.adapt.outcome import Change, Flags, Outcome, series
 from benchmarks.adapt.scenarios import Scenario, load_scenario
 from benchmarks.adapt.statics import PATTERNS, describe, fixed_plan, states
+from benchmarks.adapt.summary import SERIES_S
 from benchmarks.machine import describe as describe_machine
 from benchmarks.machine import versions
 from benchmarks.report import Report, Section, number
@@ -86,9 +87,9 @@ async def _stack(scenario: Scenario) -> AsyncIterator[LiveStack]:
 
 async def _good(stack: LiveStack, scenario: Scenario, workload: Workload) -> tuple[Flags, float]:
     """Which requests met both bounds, and the Unix time at which the first second began."""
-    async with aclosing(Client(stack.url, stack.model, workload, scenario.slos)) as client:
+    async with aclosing(Client(stack.url, stack.model, workload)) as client:
         begun_s = time.time()
-        return await client.run(), begun_s
+        return (await client.run()).good(workload, scenario.slos), begun_s
 
 
 def _change(plan: Plan, scenario: Scenario, begun_s: float) -> Change:
@@ -106,8 +107,15 @@ def report(scenario: Scenario, parts: Sequence[Workload], outcomes: Sequence[Out
         machine=describe_machine(),
         results=[_result(scenario, parts, each) for each in outcomes],
         goals=[],
+        headline=headline(scenario, outcomes),
         sections=[_section(scenario, parts, outcomes)],
     )
+
+
+def headline(scenario: Scenario, outcomes: Sequence[Outcome]) -> list[str]:
+    """Every policy's goodput in one sentence."""
+    figures = [f"{each.policy} {number(float(each.good.sum()) / scenario.span_s)}" for each in outcomes]
+    return [f"Good requests/s over {scenario.span_s:g} s: {', '.join(figures)}"] if figures else []
 
 
 def by_phase(good: Flags, parts: Sequence[Workload]) -> list[float]:
@@ -146,7 +154,7 @@ def _result(scenario: Scenario, parts: Sequence[Workload], each: Outcome) -> dic
         "goodput_by_phase_rps": by_phase(each.good, parts),
         "attainment": each.attainment,
         "changes": [{"at_s": change.at_s, "plan": change.plan, "why": change.sentence} for change in each.changes],
-        "goodput_by_tick_rps": series(each.good, arrived_s, scenario.span_s).round(3).tolist(),
+        "goodput_by_minute_rps": series(each.good, arrived_s, scenario.span_s, SERIES_S).round(1).tolist(),
     }
 
 

@@ -15,6 +15,7 @@ from controller.stack.embedded import embedded_redis
 from controller.stack.parts import Parts, StackOptions
 from controller.stack.supervise import ChildSpec, Supervisor
 from tuner.plan import Plan
+from tuner.slo import SloTable
 from tuner.types import Mode
 
 READY_S = 180.0
@@ -77,17 +78,23 @@ async def live_stack(scenario: Scenario, folder: Path) -> AsyncIterator[LiveStac
         raise ScenarioError(f"{scenario.name}: engines that differ from their profile cannot be started as processes")
     model, token = scenario.profile.model, secrets.token_urlsafe(16)
     options = StackOptions(engines=scenario.engines.count, profile=scenario.engines.profile, port=0, admin_port=0)
-    async with embedded_redis() as redis, Supervisor(folder, _note(folder)) as children:
+    async with embedded_redis() as redis, Supervisor(folder, note(folder)) as children:
         parts = Parts(options, model, token, redis.url)
         await children.start(*parts.engines())
-        admin_url, url = await _one(children, parts.controller()), await _one(children, parts.router())
-        headers = {"authorization": f"Bearer {token}"}
-        async with httpx.AsyncClient(base_url=admin_url, headers=headers, timeout=10) as admin:
-            stack = LiveStack(url, model, admin)
-            classes = {name: slo.model_dump() for name, slo in scenario.slos.classes.items()}
-            await stack.put("/v1/slo", {"classes": classes})
-            await until(lambda: stack.sees(options.engines), "controller and router know all engines")
+        async with controlled(children, parts, scenario.slos) as stack:
             yield stack
+
+
+@asynccontextmanager
+async def controlled(children: Supervisor, parts: Parts, slos: SloTable) -> AsyncIterator[LiveStack]:
+    """A controller and a router for engines that run already, once both know all of these. Raises `NotReady`."""
+    admin_url, url = await _one(children, parts.controller()), await _one(children, parts.router())
+    headers = {"authorization": f"Bearer {parts.admin_token}"}
+    async with httpx.AsyncClient(base_url=admin_url, headers=headers, timeout=10) as admin:
+        stack = LiveStack(url, parts.model, admin)
+        await stack.put("/v1/slo", {"classes": {name: slo.model_dump() for name, slo in slos.classes.items()}})
+        await until(lambda: stack.sees(parts.options.engines), "controller and router know all engines")
+        yield stack
 
 
 async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
@@ -112,7 +119,7 @@ async def _one(children: Supervisor, spec: ChildSpec) -> str:
     return child.url
 
 
-def _note(folder: Path) -> Callable[[str], None]:
+def note(folder: Path) -> Callable[[str], None]:
     """What happens to the children goes to a file, not into the report."""
 
     def say(line: str) -> None:

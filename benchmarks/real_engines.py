@@ -10,11 +10,14 @@ from pathlib import Path
 
 import httpx
 
+from controller.admin.apply import wanted
 from controller.heartbeats import Heartbeats
 from controller.stack.embedded import embedded_redis
 from controller.stack.parts import SGLANG_READY_S, SGLANG_STOP_S, Parts, StackOptions
 from controller.stack.supervise import Child, ChildSpec
 from controller.store import Keys, Store, open_store
+from engines.client import EngineClient, VerbTimeouts
+from engines.protocol import Config
 from engines.sglang.launcher import CannotLaunch, find_python
 from engines.types import Role
 from tuner.plan import IssuedBy, Knobs, Plan
@@ -23,6 +26,7 @@ ENGINES = 2
 PACKAGES = ("trimtab", "numpy", "httpx", "sglang-router")
 NO_TOKEN = "benchmark"  # noqa: S105  nothing listens for it
 APPLIED_S = 60.0
+PATIENT = VerbTimeouts(verb_s=60.0)
 
 
 class NoEngines(Exception):
@@ -39,7 +43,7 @@ class Fleet:
     store: Store
 
     async def plan(self, pattern: str, roles: Mapping[str, Role], knobs: Knobs) -> None:
-        """Put a plan in force and wait until the router follows it."""
+        """Put a plan in force: returns once the router follows it, and the engines' knobs are turned as it says."""
         keys = Keys(self.model)
         found = await self.store.get(keys.plan)
         version = 1 if found is None else found.version + 1
@@ -56,6 +60,9 @@ class Fleet:
         async with asyncio.timeout(APPLIED_S):
             while not await self._applied(version):  # noqa: ASYNC110  the router tells Redis, not us
                 await asyncio.sleep(0.1)
+        # A controller would do it; there is none here.
+        if (config := wanted(knobs)) is not None:
+            await asyncio.gather(*(_configure(url, config) for url in self.engine_urls))
 
     async def _applied(self, version: int) -> bool:
         routers = await Heartbeats(self.store, Keys(self.model)).routers()
@@ -75,6 +82,11 @@ def check_model(folder: Path) -> None:
 def sglang_python() -> Path:
     """The Python that has SGLang."""
     return find_python()
+
+
+async def _configure(url: str, config: Config) -> None:
+    async with contextlib.aclosing(EngineClient(url, PATIENT)) as engine:
+        await engine.config(config)
 
 
 @contextlib.asynccontextmanager

@@ -154,7 +154,8 @@ def drawn(dataset: Dataset, count: int, seed: int) -> Workload:
 
 def set_up(system: System) -> tuple[Fleet, dict[str, Role]]:
     """A system's engines and the roles of those that have one."""
-    fleet, roles = [], {}
+    fleet: list[TwinEngine] = []
+    roles: dict[str, Role] = {}
     for number, engine in enumerate(system.engines):
         profile = find_profile(engine.profile)
         chunk = system.chunked_prefill_tokens or profile.chunked_prefill_tokens

@@ -77,6 +77,14 @@ def _factor(comparison: Comparison, key: str, says: str, ours: float | None, pub
         key=f"{comparison.name} {key}",
         says=f"{comparison.name}: {says}",
         published=f"× {published:.2f}",
-        ours="vLLM keeps the bounds at no rate" if ours is None else f"× {ours:.2f}",
+        ours=_told(ours, published),
         reproduced=ours is not None and ours > 1 and near(ours, published),
     )
+
+
+def _told(ours: float | None, published: float) -> str:
+    """With the direction, and how far off the figure is."""
+    if ours is None:
+        return "direction yes: vLLM keeps the bounds at no rate"
+    off = max(ours, published) / min(ours, published)
+    return f"× {ours:.2f}: direction {'yes' if ours > 1 else 'no'}, figure off by × {off:.2f}"

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.paper.curves import Curves
 from benchmarks.paper.goodput import Goodput
-from benchmarks.paper.goodput_claims import gain
-from benchmarks.paper.published import PATTERNS, TITLES, DistServe, Microserving
+from benchmarks.paper.published import PATTERNS, TITLES, DistServe, Microserving, published_rps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,12 +14,13 @@ if TYPE_CHECKING:
 
 COLOURS = {"data_parallel": "#0072b2", "disaggregated": "#d55e00", "balanced": "#009e73", "tp8": "#7f7f7f"}
 """Told apart by all, colour-blind people included."""
-BARS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 KINDS = {
-    "baseline": "over vLLM of then",
-    "same_kernels": "over the same kernels",
-    "chunked": "over the same, chunked",
+    "disaggregated": ("disaggregated", "#d55e00"),
+    "baseline": ("vLLM of then", "#0072b2"),
+    "same_kernels": ("same kernels, collocated", "#56b4e9"),
+    "chunked": ("same kernels, collocated, chunked", "#009e73"),
 }
+"""Systems of DistServe's comparison, with their names and colours."""
 DOTS_PER_INCH = 90
 
 
@@ -82,24 +82,24 @@ def _panel(axes: "Axes", ours: Curves, published: Curves, metric: str) -> None:
 
 
 def _bars(figure_type: "type[Figure]", spec: DistServe, goodput: Sequence[Goodput]) -> "Figure":
-    """The gain of disaggregation over each baseline, beside the published gain over the first of them."""
+    """Goodput of each system; the published value of the two that have one is a line across its bar."""
     figure = figure_type(figsize=(10, 4), layout="constrained")
     axes = figure.add_subplot(1, 1, 1)
-    groups = {"published, over vLLM": [each.published.rate_gain for each in spec.comparisons]}
-    for kind, title in KINDS.items():
-        groups[title] = [_gain(each.name, kind, goodput) for each in spec.comparisons]
-    width = 0.8 / len(groups)
-    for number, (title, heights) in enumerate(groups.items()):
-        places = [place + (number - (len(groups) - 1) / 2) * width for place in range(len(heights))]
-        axes.bar_label(axes.bar(places, heights, width, label=title, color=BARS[number]), fmt="%.2f", fontsize=8)
-    axes.axhline(1, color="black", linewidth=1)
+    width = 0.8 / len(KINDS)
+    for number, (kind, (title, colour)) in enumerate(KINDS.items()):
+        places = [place + (number - (len(KINDS) - 1) / 2) * width for place in range(len(spec.comparisons))]
+        heights = [_goodput_rps(each.name, kind, goodput) for each in spec.comparisons]
+        axes.bar_label(axes.bar(places, heights, width, label=title, color=colour), fmt="%.2f", fontsize=8)
+        published = [published_rps(each, kind) for each in spec.comparisons]
+        for place, height in zip(places, published, strict=True):
+            if height is not None:
+                axes.hlines(height, place - width / 2, place + width / 2, color="black", linewidth=2)
+    axes.plot([], [], color="black", linewidth=2, label="as published")
     axes.set_xticks(range(len(spec.comparisons)), [each.name for each in spec.comparisons])
-    axes.set_ylabel("goodput per GPU, disaggregated / collocated")
+    axes.set_ylabel("goodput, requests/s and GPU")
     axes.legend(fontsize=8)
     return figure
 
 
-def _gain(comparison: str, kind: str, goodput: Sequence[Goodput]) -> float:
-    """0, which shows as no bar, where the baseline keeps its bounds at no rate."""
-    own = {each.kind: each for each in goodput if each.comparison == comparison}
-    return gain(own["disaggregated"], own[kind]) or 0.0
+def _goodput_rps(comparison: str, kind: str, goodput: Sequence[Goodput]) -> float:
+    return next(each.goodput_rps for each in goodput if (each.comparison, each.kind) == (comparison, kind))

@@ -149,6 +149,12 @@ class DistServe(Data, frozen=True):
     comparisons: Sequence[Comparison]
 
 
+def published_rps(comparison: Comparison, kind: str) -> float | None:
+    """Goodput of a kind of system; `None` where none was published."""
+    published = comparison.published
+    return {"disaggregated": published.disaggregated_rps, "baseline": published.baseline_rps}.get(kind)
+
+
 Reasons = Mapping[str, Mapping[str, str]]
 """Group of claims -> key of the claim -> why it is not reproduced."""
 

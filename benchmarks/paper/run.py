@@ -127,21 +127,24 @@ def sections(
 def headline(microserving: Microserving, distserve: DistServe, found: Findings) -> list[str]:
     counts = {group: f"{sum(each.reproduced for each in own)} of {len(own)}" for group, own in found.claims.items()}
     hardware = ", ".join(f"{counts[each]} on {about.title}" for each, about in microserving.hardware.items())
-    factors = [
-        f"{times(gain(own['disaggregated'], own['baseline']))} (published {comparison.published.rate_gain:.1f})"
-        for comparison in distserve.comparisons
-        if (own := by_kind(found.goodput, comparison.name))
-    ]
     return [
-        f"LLM MicroServing, claims reproduced: {hardware}; mean JCT within {_jct_error(microserving, found):.1%}",
-        f"DistServe, claims reproduced: {counts[DISTSERVE]}; gain in goodput per GPU {', '.join(factors)}",
+        f"LLM MicroServing, claims reproduced: {hardware}; mean error of mean JCT as served "
+        f"{_jct_error(microserving, found):.1%}",
+        f"DistServe, claims reproduced: {counts[DISTSERVE]}; gain in goodput per GPU over vLLM "
+        f"{_gains(distserve, found, 'baseline')} (published "
+        f"{', '.join(f'{each.published.rate_gain:.1f}' for each in distserve.comparisons)}), over a collocated engine "
+        f"that is as fast {_gains(distserve, found, 'same_kernels')}",
     ]
 
 
 def goals(microserving: Microserving, found: Findings) -> list[Goal]:
+    """The independent hardware has none: it tells which claims depend on the coefficients."""
     counted = [
-        at_least(f"claims reproduced, {group}", sum(each.reproduced for each in claims), len(claims))
-        for group, claims in found.claims.items()
+        at_least(f"claims reproduced, {name}", sum(each.reproduced for each in claims), len(claims))
+        for name, claims in (
+            ("MicroServing as served", found.claims[SERVED]),
+            ("DistServe", found.claims[DISTSERVE]),
+        )
     ]
     return [at_most("error of mean JCT as served", _jct_error(microserving, found), GOAL_ERROR), *counted]
 
@@ -164,3 +167,9 @@ def by_kind(goodput: Sequence[Goodput], comparison: str) -> dict[str, Goodput]:
 def _jct_error(spec: Microserving, found: Findings) -> float:
     served = found.curves[SERVED]
     return error(served, Curves(spec.rates_rps, spec.published).only(served.rates_rps), "jct_mean_s")
+
+
+def _gains(spec: DistServe, found: Findings, over: str) -> str:
+    """By comparison, in order."""
+    own = [by_kind(found.goodput, each.name) for each in spec.comparisons]
+    return ", ".join(times(gain(each["disaggregated"], each[over])) for each in own)

@@ -8,7 +8,7 @@ from benchmarks.paper.claims import NEAR, Claim
 from benchmarks.paper.curves import Curves
 from benchmarks.paper.goodput import Goodput
 from benchmarks.paper.goodput_claims import gain, slo_scale_gain
-from benchmarks.paper.published import METRICS, PATTERNS, TITLES, Comparison, DistServe, Microserving
+from benchmarks.paper.published import METRICS, PATTERNS, TITLES, Comparison, DistServe, Microserving, published_rps
 from benchmarks.report import Section, number
 
 METRIC_TITLES = {
@@ -68,9 +68,16 @@ def claim_section(title: str, claims: Sequence[Claim], reasons: Mapping[str, str
     notes = [
         f"{len(claims) - len(missed)} of {len(claims)} reproduced. Figures count as reproduced with the published "
         f"direction and within {NEAR:.0%} of what was published, crossings within half a step of the rate.",
-        *(f"{each.says}: not reproduced, {reasons.get(each.key, NO_REASON)}." for each in missed),
+        *(f"Not reproduced, {reason}: {'; '.join(says)}." for reason, says in _by_reason(missed, reasons).items()),
     ]
     return Section(title=title, headers=["claim", "published", "ours", "verdict"], rows=rows, notes=notes)
+
+
+def _by_reason(missed: Sequence[Claim], reasons: Mapping[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for each in missed:
+        found.setdefault(reasons.get(each.key, NO_REASON), []).append(each.says)
+    return found
 
 
 def goodput_section(spec: DistServe, found: Sequence[Goodput], requests: int) -> Section:
@@ -112,7 +119,8 @@ def baseline_section(spec: DistServe, found: Sequence[Goodput]) -> Section:
             if other.kind not in SPLIT_KINDS
         ]
     notes = [
-        "Disaggregated relative to each collocated system; below 1 it is the worse. The first row of each workload is "
+        "Disaggregated relative to each collocated system; below 1 it is the worse, ∞ where the other keeps its "
+        "bounds at no rate. The first row of each workload is "
         "the published comparison. The second takes the difference between the two engines' speed out of it, the third "
         "gives the collocated engine chunked prefill, which it did not have then.",
         "Last column: the gain if the decode engine answers with the first token, as Trimtab's engines do, and TTFT "
@@ -136,19 +144,15 @@ def _cells(metric: str, pattern: str, ours: Curves, published: Curves) -> list[s
 
 
 def _goodput_row(comparison: Comparison, each: Goodput) -> list[str]:
-    published = {
-        "disaggregated": comparison.published.disaggregated_rps,
-        "baseline": comparison.published.baseline_rps,
-    }.get(each.kind)
     return [
         f"{comparison.name}: {each.system}",
         str(each.gpus),
         number(each.goodput_rps),
-        number(published),
+        number(published_rps(comparison, each.kind)),
         *(f"{share:.0%}" for share in (each.idle_attainment, each.ttft_attainment, each.tpot_attainment)),
         number(each.slo_scale),
     ]
 
 
 def times(factor: float | None) -> str:
-    return "never" if factor is None else f"× {factor:.2f}"
+    return "∞" if factor is None else f"× {factor:.2f}"

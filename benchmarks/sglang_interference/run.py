@@ -78,7 +78,8 @@ async def run_interference(options: InterferenceOptions) -> Report:
         if ours:
             async with _ours(options.model, Path(folder)) as (trimtab, client):
                 for name in ours:
-                    await _use(trimtab, WAYS[name])
+                    way = WAYS[name]
+                    await trimtab.plan(way.pattern, way.roles, way.knobs)
                     await _measure(name, client, prompts, options.rounds, samples, idle)
         if NATIVE in options.stacks:
             reason = missing()
@@ -96,12 +97,6 @@ async def _ours(model: Path, folder: Path) -> AsyncIterator[tuple[Fleet, Client]
         trimtab = await held.enter_async_context(fleet(model, folder))
         client = await held.enter_async_context(Client.at(trimtab.url, trimtab.model))
         yield trimtab, client
-
-
-async def _use(trimtab: Fleet, way: Way) -> None:
-    await trimtab.plan(way.pattern, way.roles, way.knobs)
-    # The router turns the engines' knobs when it applies a plan; it does not wait for them.
-    await asyncio.sleep(1.0)
 
 
 async def _measure(

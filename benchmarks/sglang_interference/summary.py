@@ -61,7 +61,7 @@ def report(
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    pauses = [f"{row['stack']} {number(row['worst_gap_ms'])} ms" for row in rows if row["worst_gap_ms"] is not None]
+    pauses = [f"{number(row['worst_gap_ms'])} ms ({row['stack']})" for row in rows if row["worst_gap_ms"] is not None]
     return [f"A prompt of 1,500 tokens stops running streams for: {'; '.join(pauses)}"] if pauses else []
 
 

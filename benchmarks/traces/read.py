@@ -41,7 +41,7 @@ def read_trace(file: Path, seed: int) -> Workload:
     """
     try:
         return read_mooncake(file, seed) if file.suffix == MOONCAKE else read_azure(file)
-    except (KeyError, UnicodeDecodeError, ValueError, msgspec.DecodeError) as error:
+    except (LookupError, UnicodeDecodeError, ValueError, msgspec.DecodeError) as error:
         raise TraceError(f"{file.name}: {error!r}") from error
 
 

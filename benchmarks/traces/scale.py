@@ -20,9 +20,9 @@ SHIFT_S = 30.0
 def scaled(whole: Workload, span_s: float, rate_rps: float, seed: int) -> Workload:
     """`span_s` seconds of a trace from `BEGIN_S` on, at about `rate_rps`. Raises `ValueError` if there is nothing."""
     rng = np.random.default_rng(seed)
-    own = _slice(whole, BEGIN_S, span_s)
-    if not len(own):
+    if not np.any((whole.arrived_s >= BEGIN_S) & (whole.arrived_s < BEGIN_S + span_s)):
         raise ValueError(f"nothing arrives from second {BEGIN_S:g} on")
+    own = _slice(whole, BEGIN_S, span_s)
     copies = rate_rps / own.rate_rps
     shifts_s = [0.0, *rng.uniform(-SHIFT_S, SHIFT_S, size=int(np.ceil(copies)) - 1)]
     parts = [_slice(whole, BEGIN_S + shift_s, span_s) for shift_s in shifts_s]

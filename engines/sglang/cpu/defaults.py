@@ -7,6 +7,9 @@ from pathlib import Path
 BFLOAT16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """Names in /proc/cpuinfo, on x86 and Arm. Without one of them a bfloat16 product takes six times a float32 one."""
 KV_TOKENS = "20000"
+SWITCHES = ("--sleep-on-idle", "--disable-overlap-schedule")
+"""An idle engine would otherwise keep a whole core busy. And a CPU computes in the scheduler's own thread: there is
+nothing to overlap, every result would only wait for the pass after its own, and passes would be timed as the next."""
 
 
 def flags(given: Collection[str]) -> Sequence[str]:
@@ -17,8 +20,7 @@ def flags(given: Collection[str]) -> Sequence[str]:
         **_number_formats(given, _cpu_flags()),
     }
     found = [part for name, value in wanted.items() if name not in given for part in (name, value)]
-    # An idle engine would otherwise keep a whole core busy.
-    return found if "--sleep-on-idle" in given else [*found, "--sleep-on-idle"]
+    return [*found, *(switch for switch in SWITCHES if switch not in given)]
 
 
 def environment(stand_ins: Collection[str], folders: Sequence[str]) -> Mapping[str, str]:

@@ -39,6 +39,11 @@ def test_a_flag_that_is_given_is_not_added_a_second_time():
     assert built.count("--sleep-on-idle") == 1
 
 
+def test_on_a_cpu_results_do_not_wait_for_the_next_pass():
+    assert "--disable-overlap-schedule" in command(PYTHON, LaunchOptions(model="m", device="cpu"))
+    assert "--disable-overlap-schedule" not in command(PYTHON, LaunchOptions(model="m", device="cuda"))
+
+
 @pytest.mark.parametrize(
     ("cpu_flags", "formats"),
     [

@@ -21,19 +21,20 @@ def sessions_of(hash_ids: Sequence[Sequence[int]], prompt_tokens: Ints) -> Ints:
     """The session of each request; requests must be in the order in which they came."""
     ends: dict[int, int] = {}
     """Id of the last whole block of a session's latest prompt -> session."""
-    last: list[int] = []
-    """That id by session; -1 where the prompt has no whole block but the root's."""
+    last: list[int | None] = []
+    """That id by session; `None` where the prompt has no whole block but the root's."""
     found = np.empty(len(hash_ids), dtype=np.int64)
     for row, ids in enumerate(hash_ids):
         session = next((ends[each] for each in reversed(ids[ROOT_BLOCKS:]) if each in ends), None)
         if session is None:
             session = len(last)
-            last.append(-1)
-        ends.pop(last[session], None)
+            last.append(None)
+        if (earlier := last[session]) is not None:
+            ends.pop(earlier, None)
         whole = int(prompt_tokens[row]) // BLOCK_TOKENS
-        last[session] = ids[whole - 1] if whole > ROOT_BLOCKS else -1
-        if last[session] >= 0:
-            ends[last[session]] = session
+        latest = last[session] = ids[whole - 1] if whole > ROOT_BLOCKS else None
+        if latest is not None:
+            ends[latest] = session
         found[row] = session
     return found
 

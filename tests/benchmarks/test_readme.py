@@ -50,7 +50,9 @@ def test_kept_reports_are_small():
 
 def test_kept_reports_name_no_path_of_the_machine():
     private = re.compile(rf"/(tmp|home|root|Users)/|{re.escape(str(Path.cwd()))}")
-    assert [file.name for file in RESULTS.iterdir() if private.search(file.read_text())] == []
+    reports = [*RESULTS.glob("*.json"), *RESULTS.glob("*.md")]
+    assert reports
+    assert [file.name for file in reports if private.search(file.read_text())] == []
 
 
 def test_a_row_says_what_was_found_which_goals_were_missed_by_how_much_and_where(published):

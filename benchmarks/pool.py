@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from typing import Protocol, TypeVar
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from benchmarks.machine import available_cores
+from benchmarks.progress import progress
 from engines.parent import die_with
 
 
@@ -37,19 +35,14 @@ def side_by_side(jobs: Sequence[Task], work: Callable[[Task], Result]) -> Iterat
     # Fresh processes: forked ones would share what compiled code and thread pools hold.
     context = multiprocessing.get_context("spawn")
     workers = max(1, min(len(available_cores()), len(jobs)))
-    with _progress() as progress, ProcessPoolExecutor(workers, context, die_with, (os.getpid(),)) as pool:
-        task = progress.add_task("", total=len(jobs))
+    with progress() as bar, ProcessPoolExecutor(workers, context, die_with, (os.getpid(),)) as pool:
+        task = bar.add_task("", total=len(jobs))
         largest_first = sorted(jobs, key=lambda job: -job.size)
         futures: dict[Future[Result], Task] = {pool.submit(work, job): job for job in largest_first}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
-                progress.update(task, advance=1, description=f"done: {futures[future].title}")
+                bar.update(task, advance=1, description=f"done: {futures[future].title}")
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _progress() -> Progress:
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    return Progress(*columns, console=Console(stderr=True))

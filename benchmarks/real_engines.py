@@ -42,8 +42,8 @@ class Fleet:
     model: str
     store: Store
 
-    async def plan(self, pattern: str, roles: Mapping[str, Role], knobs: Knobs) -> None:
-        """Put a plan in force: returns once the router follows it, and the engines' knobs are turned as it says."""
+    async def plan(self, pattern: str, roles: Mapping[str, Role], knobs: Knobs) -> Plan:
+        """Put a plan in force: returns it once the router follows it, and the engines' knobs are turned as it says."""
         keys = Keys(self.model)
         found = await self.store.get(keys.plan)
         version = 1 if found is None else found.version + 1
@@ -63,6 +63,7 @@ class Fleet:
         # A controller would do it; there is none here.
         if (config := wanted(knobs)) is not None:
             await asyncio.gather(*(_configure(url, config) for url in self.engine_urls))
+        return plan
 
     async def _applied(self, version: int) -> bool:
         routers = await Heartbeats(self.store, Keys(self.model)).routers()

@@ -11,7 +11,8 @@ from typing import Self
 import numpy as np
 
 from benchmarks.adapt.live.load import Client
-from tuner.slo import DEFAULT_CLASS, SloTable
+from benchmarks.unshared import unshared
+from tuner.slo import SloTable
 from tuner.workload import Ints, Workload
 
 PACE_STEP_S = 0.15
@@ -49,18 +50,8 @@ class Traffic:
     def over(self, span_s: float, rng: np.random.Generator) -> Workload:
         """So many seconds of it, in class `default`; a Poisson process given how many requests there are."""
         count = max(1, round(self.rate_rps * span_s))
-        own = np.arange(count)
-        return Workload(
-            span_s=span_s,
-            classes=(DEFAULT_CLASS,),
-            arrived_s=np.sort(rng.uniform(0, span_s, count)),
-            prompt_tokens=self.prompt.draw(count, rng),
-            output_tokens=self.output.draw(count, rng),
-            slo_class=np.zeros(count, dtype=np.int64),
-            session=own,
-            root=own,
-            root_tokens=np.zeros(count, dtype=np.int64),
-        )
+        arrived_s = np.sort(rng.uniform(0, span_s, count))
+        return unshared(span_s, arrived_s, self.prompt.draw(count, rng), self.output.draw(count, rng))
 
 
 def bounds_at_pace(slos: SloTable, pace: float) -> SloTable:

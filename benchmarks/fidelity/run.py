@@ -23,7 +23,7 @@ from benchmarks.real_engines import Fleet, check_model, fleet
 from benchmarks.report import Report
 from benchmarks.short_requests import Lengths, Traffic, bounds_at_pace, pace_of
 from engines.types import Role
-from tuner.plan import BALANCED, DATA_PARALLEL, DISAGGREGATED, IssuedBy, Knobs, Plan
+from tuner.plan import BALANCED, DATA_PARALLEL, DISAGGREGATED, Knobs
 from tuner.slo import DEFAULT_CLASS, Slo, SloTable
 from tuner.twin.forecast import good_requests
 from tuner.twin.reference import simulate_reference
@@ -85,22 +85,13 @@ class Bench:
 
     async def compared(self, way: str) -> Compared:
         pattern, roles, knobs = WAYS[way]
-        await self.trimtab.plan(pattern, roles, knobs)
+        plan = await self.trimtab.plan(pattern, roles, knobs)
         await self._serve(self.traffic.over(WARM_UP_S, np.random.default_rng(self.options.seed + 1)))
         workload = self.traffic.over(self.options.span_s, np.random.default_rng(self.options.seed))
         begun_s, fit_until_s = time.time(), FIT_SHARE * workload.span_s
         served = await self._serve(workload)
         span = Span(begun_s, begun_s + fit_until_s)
         simulated_fleet = await fitted_fleet(self.trimtab.store, self.trimtab.model, span)
-        plan = Plan(
-            version=1,
-            issued_at_s=begun_s,
-            issued_by=IssuedBy.OPERATOR,
-            reason="benchmark",
-            pattern=pattern,
-            knobs=knobs,
-            roles=roles,
-        )
         timeline = simulate_reference(workload, simulated_fleet, plan, self.slos)
         tested = Span(span.end_s, begun_s + workload.span_s)
         return Compared(

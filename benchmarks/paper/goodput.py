@@ -10,6 +10,7 @@ from benchmarks.adapt.generate import lengths
 from benchmarks.paper.published import Comparison, Dataset, DistServe, System, find_profile
 from benchmarks.paper.world import make_plan, simulated, simulated_from_prefill
 from benchmarks.pool import side_by_side
+from benchmarks.unshared import unshared
 from engines.types import Role
 from tuner.plan import DATA_PARALLEL, DISAGGREGATED
 from tuner.twin.types import Ending, Fleet, Timeline, TwinEngine
@@ -138,18 +139,7 @@ def drawn(dataset: Dataset, count: int, seed: int) -> Workload:
     rng = np.random.default_rng(seed)
     arrived_s = np.cumsum(rng.exponential(1.0, count))
     prompt, output = _pairs(dataset, count, rng)
-    zeros = np.zeros(count, dtype=np.int64)
-    return Workload(
-        span_s=float(arrived_s[-1]) + 1,
-        classes=("default",),
-        arrived_s=arrived_s,
-        prompt_tokens=prompt,
-        output_tokens=output,
-        slo_class=zeros,
-        session=np.arange(count),
-        root=zeros,
-        root_tokens=zeros,
-    )
+    return unshared(float(arrived_s[-1]) + 1, arrived_s, prompt, output)
 
 
 def set_up(system: System) -> tuple[Fleet, dict[str, Role]]:

@@ -12,6 +12,7 @@ from benchmarks.paper.curves import Curves
 from benchmarks.paper.published import METRICS, PATTERNS, Hardware, Microserving, find_profile
 from benchmarks.paper.world import make_plan, simulated
 from benchmarks.pool import side_by_side
+from benchmarks.unshared import unshared
 from engines.emulated.profile import Profile
 from engines.types import Role
 from tuner.plan import BALANCED, DATA_PARALLEL, DISAGGREGATED, Plan
@@ -101,22 +102,11 @@ def sonnets(spec: Microserving, rate_rps: float, count: int, seed: int) -> Workl
     """Poisson arrivals of nearly equal requests that share nothing. All patterns get the same ones."""
     rng = np.random.default_rng(seed)
     arrived_s = np.cumsum(rng.exponential(1 / rate_rps, count))
-    zeros = np.zeros(count, dtype=np.int64)
     prompt, output = (
         np.maximum(2, np.rint(rng.normal(tokens, spec.spread_tokens, count))).astype(np.int64)
         for tokens in (spec.prompt_tokens, spec.output_tokens)
     )
-    return Workload(
-        span_s=float(arrived_s[-1]) + 1 / rate_rps,
-        classes=("default",),
-        arrived_s=arrived_s,
-        prompt_tokens=prompt,
-        output_tokens=output,
-        slo_class=zeros,
-        session=np.arange(count),
-        root=zeros,
-        root_tokens=zeros,
-    )
+    return unshared(float(arrived_s[-1]) + 1 / rate_rps, arrived_s, prompt, output)
 
 
 def set_up(spec: Microserving, hardware: Hardware, pattern: str) -> tuple[Fleet, Plan]:

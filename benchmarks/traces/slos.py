@@ -13,12 +13,12 @@ import numpy as np
 from benchmarks.adapt.statics import fixed_plan
 from benchmarks.traces.catalog import Trace
 from benchmarks.traces.statistics import Statistics
+from benchmarks.unshared import unshared
 from tuner.candidates import data_parallel, explicit_knobs
 from tuner.slo import BOOTSTRAP_SLOS, DEFAULT_CLASS, Slo, SloTable
 from tuner.twin.reference import simulate_reference
 from tuner.twin.types import TwinEngine
 from tuner.types import EngineState
-from tuner.workload import Workload
 
 ATTAINMENT = 0.9
 
@@ -46,16 +46,6 @@ def idle(trace: Trace, prompt_tokens: int, output_tokens: int) -> tuple[float, f
     fleet = [TwinEngine("e0", trace.engine)]
     plan = fixed_plan(data_parallel(1, explicit_knobs([EngineState("e0", trace.engine.kind, trace.engine)])), fleet)
     one = np.ones(1, dtype=np.int64)
-    alone = Workload(
-        span_s=1.0,
-        classes=(DEFAULT_CLASS,),
-        arrived_s=np.zeros(1),
-        prompt_tokens=prompt_tokens * one,
-        output_tokens=output_tokens * one,
-        slo_class=0 * one,
-        session=0 * one,
-        root=0 * one,
-        root_tokens=0 * one,
-    )
+    alone = unshared(1.0, np.zeros(1), prompt_tokens * one, output_tokens * one)
     timeline = simulate_reference(alone, fleet, plan, BOOTSTRAP_SLOS)
     return float(timeline.ttft_s[0]), float(timeline.tpot_s[0])

@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from benchmarks.adapt.closed_loop import TRIMTAB
 from benchmarks.adapt.generate import phases
 from benchmarks.adapt.hindsight import Course, screen
@@ -23,6 +20,7 @@ from benchmarks.adapt.statics import PATTERNS, describe, fixed_plan, states
 from benchmarks.adapt.summary import SERIES_S
 from benchmarks.machine import describe as describe_machine
 from benchmarks.machine import versions
+from benchmarks.progress import progress
 from benchmarks.report import Report, Section, number
 from tuner.candidates import candidate_of
 from tuner.plan import IssuedBy, Plan
@@ -48,13 +46,13 @@ async def run_live(options: LiveOptions) -> Report:
         scenario = scenario.shortened(QUICK_PHASE_S, len(scenario.phases))
     parts = phases(scenario, options.seed)
     outcomes = []
-    with _progress() as progress:
-        task = progress.add_task("finding each pattern's best fixed plan", total=len(options.policies))
+    with progress() as bar:
+        task = bar.add_task("finding each pattern's best fixed plan", total=len(options.policies))
         plans = await asyncio.to_thread(_best_plans, scenario, parts)
         for policy in options.policies:
-            progress.update(task, description=policy)
+            bar.update(task, description=policy)
             outcomes.append(await _outcome(policy, plans.get(policy), scenario, concatenate(parts)))
-            progress.advance(task)
+            bar.advance(task)
     return report(scenario, parts, outcomes, options.seed)
 
 
@@ -156,8 +154,3 @@ def _result(scenario: Scenario, parts: Sequence[Workload], each: Outcome) -> dic
         "changes": [{"at_s": change.at_s, "plan": change.plan, "why": change.sentence} for change in each.changes],
         "goodput_by_minute_rps": series(each.good, arrived_s, scenario.span_s, SERIES_S).round(1).tolist(),
     }
-
-
-def _progress() -> Progress:
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    return Progress(*columns, console=Console(stderr=True))

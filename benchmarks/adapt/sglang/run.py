@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from benchmarks.adapt.closed_loop import TRIMTAB
 from benchmarks.adapt.live.load import Client, Seen
 from benchmarks.adapt.live.stack import LiveStack
@@ -18,6 +15,7 @@ from benchmarks.adapt.sglang.fleet import Pair, pair
 from benchmarks.adapt.sglang.summary import PEERS, Run, report
 from benchmarks.adapt.sglang.traffic import PHASES, SLOS, phases
 from benchmarks.machine import describe
+from benchmarks.progress import progress
 from benchmarks.real_engines import check_model
 from benchmarks.report import Report
 from benchmarks.sglang_router import missing
@@ -55,17 +53,17 @@ async def run_sglang(options: SglangOptions) -> Report:
     skipped = {} if reason is None else {policy: reason for policy in options.policies if policy in PEERS}
     policies = [policy for policy in options.policies if policy not in skipped]
     runs: list[Run] = []
-    with tempfile.TemporaryDirectory(prefix="adapt-sglang-") as folder, _progress() as progress:
-        task = progress.add_task("starting engines", total=len(options.seeds) * len(policies))
+    with tempfile.TemporaryDirectory(prefix="adapt-sglang-") as folder, progress() as bar:
+        task = bar.add_task("starting engines", total=len(options.seeds) * len(policies))
         async with pair(options.model, Path(folder)) as engines:
             pace = await pace_of(engines.urls[0], engines.parts.model)
             traffic, slos = [each.at_pace(pace) for each in PHASES], bounds_at_pace(SLOS, pace)
             for seed in options.seeds:
                 asked = Asked.of(options, traffic, slos, seed)
                 for policy in policies:
-                    progress.update(task, description=f"{policy}, seed {seed}")
+                    bar.update(task, description=f"{policy}, seed {seed}")
                     runs.append(await _run(policy, seed, engines, asked))
-                    progress.advance(task)
+                    bar.advance(task)
     return report(runs, traffic, slos, options.phase_s, options.seeds, {**machine, "pace": f"{pace:.2f}"}, skipped)
 
 
@@ -124,8 +122,3 @@ def _fixed(pattern: str) -> Plan:
         knobs=knobs,
         roles=roles,
     )
-
-
-def _progress() -> Progress:
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    return Progress(*columns, console=Console(stderr=True))

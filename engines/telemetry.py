@@ -25,7 +25,6 @@ STREAM_LENGTH = 20_000
 FIELD = "value"
 """The one field of a stream entry."""
 BUFFERED_RECORDS = 5_000
-DECODE_PASS_SAMPLE = 8
 TIMEOUT_S = 2.0
 RETRY_MIN_S = 0.2
 RETRY_MAX_S = 5.0
@@ -60,23 +59,11 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorder:
-    """A bounded buffer of records on their way to Redis; the oldest give way, and are counted.
+    """A bounded buffer of records on their way to Redis; the oldest give way, and are counted."""
 
-    All passes with prefill work are kept, of the many that only decode one in `decode_sample`.
-    """
-
-    def __init__(self, max_records: int = BUFFERED_RECORDS, decode_sample: int = DECODE_PASS_SAMPLE) -> None:
-        self._decode_sample = decode_sample
-        self._decode_passes = 0
+    def __init__(self, max_records: int = BUFFERED_RECORDS) -> None:
         self._records: deque[PassRecord | TransferRecord] = deque(maxlen=max_records)
         self.dropped = 0
-
-    def wants_pass(self, prefill_tokens: int) -> bool:
-        """Whether the pass that just ended is one to record; counts the call."""
-        if prefill_tokens:
-            return True
-        self._decode_passes += 1
-        return self._decode_passes % self._decode_sample == 0
 
     def add_pass(self, record: PassRecord) -> None:
         self._add(record)

@@ -2,7 +2,7 @@
 
 Prefill and decode are learnt from forward passes, transfer from inbound transfers; each is linear in its work, with
 coefficients that are never negative. What counts is what an engine calls a pass: an emulated engine reports the time
-that it modelled, a real one the wall time of its forward passes, without what its scheduler does between them.
+that it modelled, a real one the wall time from the end of the pass before, or from the launch if it was idle.
 """
 
 from collections import Counter

@@ -7,9 +7,11 @@ from sklearn.linear_model import LinearRegression
 
 from tuner.workload import Floats
 
-ROUNDS = 8
-CAUTIOUS_ROUNDS = 2
-"""Rounds in which no sample is left out yet, only weighed less: the first coefficients may be far off."""
+CAUTIOUS_ROUNDS = 20
+"""At most, in which no sample is left out, only weighed less: rare sizes that are far from what was believed move the
+coefficients until they fit, before anything is taken for an outlier."""
+ROUNDS = 6
+"""At most, in which samples far off are left out."""
 
 LEAST_SPREAD = 0.005
 """Relative; emulated engines have no noise at all, which would make anything an outlier."""
@@ -39,16 +41,17 @@ def robust_fit(x: Floats, seconds: Floats, weights: Floats, start: Floats, prior
     scale = np.maximum(np.max(np.concatenate([x, prior[0]]), axis=0), 1e-12)
     both_x, both_s = np.concatenate([x, prior[0]]) / scale, np.concatenate([seconds, prior[1]])
     coefficients = start * scale
-    for round_ in range(ROUNDS):
-        expected = np.maximum(both_x @ coefficients, 1e-9)
-        residuals = (both_s / expected - 1)[: len(x)]
-        sizes, mass = np.append(np.abs(residuals), BELIEVED_SPREAD), np.append(weights, prior[2].sum())
-        spread = max(LEAST_SPREAD, 1.4826 * _weighted_median(sizes, mass))
-        trust = weights * _trust(residuals / spread, cautious=round_ < CAUTIOUS_ROUNDS)
-        precision = np.concatenate([trust, prior[2]]) / expected**2
-        before, coefficients = coefficients, _positive(both_x, both_s, precision)
-        if round_ > CAUTIOUS_ROUNDS and np.allclose(before, coefficients, rtol=SETTLED, atol=1e-12):
-            break
+    for trust_of, rounds in ((_huber, CAUTIOUS_ROUNDS), (_bisquare, ROUNDS)):
+        for _ in range(rounds):
+            expected = np.maximum(both_x @ coefficients, 1e-9)
+            residuals = (both_s / expected - 1)[: len(x)]
+            sizes, mass = np.append(np.abs(residuals), BELIEVED_SPREAD), np.append(weights, prior[2].sum())
+            spread = max(LEAST_SPREAD, 1.4826 * _weighted_median(sizes, mass))
+            trust = weights * trust_of(np.abs(residuals) / spread)
+            precision = np.concatenate([trust, prior[2]]) / expected**2
+            before, coefficients = coefficients, _positive(both_x, both_s, precision)
+            if np.allclose(before, coefficients, rtol=SETTLED, atol=1e-12):
+                break
     information = (both_x * precision[:, None]).T @ both_x
     covariance = spread**2 * np.linalg.pinv(information, hermitian=True)
     return Fit(coefficients / scale, spread, covariance / np.outer(scale, scale))
@@ -59,11 +62,13 @@ def _positive(x: Floats, seconds: Floats, precision: Floats) -> Floats:
     return np.asarray(model.fit(x, seconds, sample_weight=precision / precision.max()).coef_, dtype=np.float64)
 
 
-def _trust(deviations: Floats, *, cautious: bool) -> Floats:
-    """Weights of samples so many spreads off: Huber's never reach 0, Tukey's do."""
-    far = np.abs(deviations)
-    if cautious:
-        return np.minimum(1.0, HUBER / np.maximum(far, 1e-12))
+def _huber(far: Floats) -> Floats:
+    """Weights of samples so many spreads off: they never reach 0."""
+    return np.asarray(np.minimum(1.0, HUBER / np.maximum(far, 1e-12)))
+
+
+def _bisquare(far: Floats) -> Floats:
+    """Tukey's, which do."""
     return np.asarray(np.maximum(0.0, 1 - (far / BISQUARE) ** 2) ** 2)
 
 

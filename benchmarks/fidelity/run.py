@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,7 @@ TRAFFIC = Traffic(
 SLOS = SloTable(classes={DEFAULT_CLASS: Slo(ttft_ms=2500, tpot_ms=300)})
 """At pace 1: about three times an idle engine's TTFT of the median request, and twice its TPOT."""
 FIT_SHARE = 0.5
+OWN_SESSIONS = 1_000_000
 WARM_UP_S = 10.0
 SPLIT = {"e0": Role.PREFILL, "e1": Role.DECODE}
 WHOLE = {"chunked_prefill_tokens": 4096, "prefill_decode_interval": 0}
@@ -86,8 +87,9 @@ class Bench:
     async def compared(self, way: str) -> Compared:
         pattern, roles, knobs = WAYS[way]
         plan = await self.trimtab.plan(pattern, roles, knobs)
-        await self._serve(self.traffic.over(WARM_UP_S, np.random.default_rng(self.options.seed + 1)))
-        workload = self.traffic.over(self.options.span_s, np.random.default_rng(self.options.seed))
+        number = 2 * self.options.ways.index(way)
+        await self._serve(self._requests(WARM_UP_S, self.options.seed + 1, number))
+        workload = self._requests(self.options.span_s, self.options.seed, number + 1)
         begun_s, fit_until_s = time.time(), FIT_SHARE * workload.span_s
         served = await self._serve(workload)
         span = Span(begun_s, begun_s + fit_until_s)
@@ -104,6 +106,11 @@ class Bench:
             simulated_stages=_stages(timeline.take(workload.arrived_s >= fit_until_s)),
             profile=simulated_fleet[0].profile,
         )
+
+    def _requests(self, span_s: float, seed: int, number: int) -> Workload:
+        """With prompts that no engine has seen under another number: of those it would have the KV still."""
+        workload = self.traffic.over(span_s, np.random.default_rng(seed))
+        return replace(workload, session=workload.session + (1 + number) * OWN_SESSIONS)
 
     async def _serve(self, workload: Workload) -> Columns:
         async with aclosing(Client(self.trimtab.url, self.trimtab.model, workload)) as client:

@@ -24,6 +24,7 @@ from engines.errors import BadRequest, Draining, ReservationGone
 from engines.metrics import Counters
 from engines.protocol import Config, PrepRecv, PrepRecvAnswer, RemoteSend, RemoteSendAnswer, ResumedChoice
 from engines.records import PassRecord, TransferRecord
+from engines.sampling import PassSample
 from engines.telemetry import Recorder
 from engines.tokenizer import Tokenizer
 from engines.types import EngineInfo, EngineLoad, EngineTimings
@@ -73,6 +74,7 @@ class Engine:
         self._kernel = kernel
         self._kv_address = kv_address
         self._recorder = recorder
+        self._sample = PassSample()
         self._stall_s = transfer_stall_s
         self._driver = Driver(kernel, clocks.monotonic, self._on_event, self._on_pass)
         self.receiver = KvReceiver(
@@ -233,7 +235,7 @@ class Engine:
 
     def _on_pass(self, ended: Pass, end_s: float) -> None:
         self.counters.passed(ended.duration_s, ended.prefill_tokens)
-        if self._recorder.wants_pass(ended.prefill_tokens):
+        if self._sample.wants(ended.prefill_tokens, end_s):
             self._recorder.add_pass(self._pass_record(ended, end_s))
 
     def _pass_record(self, ended: Pass, end_s: float) -> PassRecord:

@@ -270,6 +270,8 @@ class SchedulerHooks:
 
     def around_idle(self, original: Callable[..., Any], scheduler: Any) -> Any:
         """SGLang's housekeeping may run while memory is promised: it is told how much that is."""
+        if self._handler is not None:
+            self._handler.on_idle()
         self._housekeeping = True
         try:
             return original(scheduler)

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from engines.metrics import Counters
 from engines.records import PassRecord, TransferRecord
+from engines.sampling import PassSample
 from engines.sglang.messages import Sampled, Totals
 from engines.sglang.view import Identity, Pass
-from engines.telemetry import DECODE_PASS_SAMPLE
 from engines.types import EngineLoad
 
 REPORT_EVERY_S = 0.25
@@ -24,8 +24,8 @@ class Reporter:
         self._wall = wall
         self._passes: list[PassRecord] = []
         self._transfers: list[TransferRecord] = []
-        self._decode_passes = 0
-        self._last_end_s = clock()
+        self._sample = PassSample()
+        self._last_end_s: float | None = None
         self._reported_s = clock()
         self.counters = Counters()
 
@@ -33,13 +33,19 @@ class Reporter:
     def is_due(self) -> bool:
         return bool(self._passes or self._transfers) and self._clock() >= self._reported_s + REPORT_EVERY_S
 
+    def on_idle(self) -> None:
+        """The scheduler had nothing to run."""
+        self._last_end_s = None
+
     def on_pass(self, ended: Pass) -> None:
-        # With overlapping passes, a pass lasts from the end of the one before.
-        wall_s = ended.ended_s - max(ended.launched_s, self._last_end_s)
+        # Without a pause, a pass lasts from the end of the one before: what the scheduler does between two is part of
+        # what a stream waits for, and passes may overlap.
+        wall_s = ended.ended_s - (ended.launched_s if self._last_end_s is None else self._last_end_s)
         self.counters.passed(wall_s, sum(found.to - found.begin for found in ended.prefills))
         self.counters.output_tokens += ended.decode_batch + sum(found.through for found in ended.prefills)
-        if self._wants(ended):
-            self._passes.append(self._record(ended, wall_s))
+        record = self._record(ended, wall_s)
+        if self._sample.wants(record.prefill_tokens, ended.ended_s):
+            self._passes.append(record)
         self._last_end_s = ended.ended_s
 
     def on_received(self, wall_s: float, tokens: int, concurrent: int) -> None:
@@ -68,13 +74,6 @@ class Reporter:
     @property
     def totals(self) -> Totals:
         return Totals(**{name: getattr(self.counters, name) for name in Totals.__struct_fields__})
-
-    def _wants(self, ended: Pass) -> bool:
-        """All passes with prefill work are kept, of the many that only decode one in a few."""
-        if ended.prefills:
-            return True
-        self._decode_passes += 1
-        return self._decode_passes % DECODE_PASS_SAMPLE == 0
 
     def _record(self, ended: Pass, wall_s: float) -> PassRecord:
         new = [(found.begin, found.to) for found in ended.prefills]

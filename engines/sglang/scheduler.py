@@ -131,6 +131,10 @@ class Handler:
         if self._reporter.is_due:
             self._report()
 
+    def on_idle(self) -> None:
+        """There is nothing to run."""
+        self._reporter.on_idle()
+
     def on_arrival(self, rid: str) -> None:
         """A generation of ours reached the scheduler."""
         self._arrived_s[rid] = self._clock()

@@ -146,9 +146,3 @@ def test_undelivered_records_come_back_in_order_as_far_as_there_is_room():
     recorder.put_back(taken)
     assert recorder.dropped == 1
     assert recorder.take() == [a_pass(1), a_pass(2), a_pass(3)]
-
-
-def test_every_prefill_is_recorded_and_of_decodes_a_sample():
-    recorder = Recorder(decode_sample=4)
-    assert [recorder.wants_pass(10) for _ in range(3)] == [True] * 3
-    assert [recorder.wants_pass(0) for _ in range(8)] == [False, False, False, True] * 2

@@ -165,6 +165,23 @@ def test_one_wild_sample_hardly_moves_the_prior():
     assert models.profile_for(KIND, INFO).step_s(10, 5000) < 3 * PRIOR.step_s(10, 5000)
 
 
+def test_rare_batches_that_are_far_slower_than_believed_are_no_outliers():
+    models, rng = LatencyModels(PRIORS), np.random.default_rng(1)
+    info = msgspec.structs.replace(INFO, kind="new")
+    models.profile_for("new", info)
+    steps_s = [0.14] * 85 + [0.21] * 10 + [0.27] * 3
+    models.add_passes(
+        [
+            msgspec.structs.replace(a_pass(step_s * rng.normal(1, 0.05), batch=batch, kv=100 * batch), kind="new")
+            for step_s in steps_s
+            for batch in [1 + (step_s > 0.14) + (step_s > 0.21)]
+        ]
+    )
+    models.refit()
+    fitted = models.profile_for("new", info)
+    assert [fitted.step_s(batch, 100 * batch) for batch in (1, 2, 3)] == pytest.approx([0.14, 0.21, 0.27], rel=0.1)
+
+
 def test_data_of_one_size_leave_the_shape_to_the_prior():
     """Engines that so far only saw short prompts, and are twice as slow as shipped, are so for long ones as well."""
     slow = msgspec.structs.replace(PRIOR, a_s=2 * PRIOR.a_s, b_s_per_token=2 * PRIOR.b_s_per_token)

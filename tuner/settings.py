@@ -8,7 +8,7 @@ class TunerSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    min_requests: int = Field(default=30, ge=5, description="Requests of the present traffic before anything is tried")
+    min_requests: int = Field(default=15, ge=5, description="Requests of the present traffic before anything is tried")
     min_gain: float = Field(default=0.015, ge=0, le=1, description="Least relative gain that is worth a change")
     confidence_z: float = Field(default=2.5, ge=0, description="Standard errors that a gain must exceed")
     dwell_s: float = Field(default=45.0, ge=0, description="Least time between two changes while nothing moves")

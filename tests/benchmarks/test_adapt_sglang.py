@@ -48,7 +48,7 @@ def test_the_report_tells_each_policy_and_seed():
     runs = [run(DATA_PARALLEL, 0.5, 0.5, seed=seed) for seed in (1, 2)]
     shown = report(runs, PHASES, SLOS, PHASE_S, [1, 2], {}, {}).markdown()
     assert shown.count("| data_parallel |") == 3
-    assert "reading" in shown
+    assert "answering" in shown
 
 
 def test_each_seed_brings_other_requests_of_the_same_kind():

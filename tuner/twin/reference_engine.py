@@ -7,15 +7,13 @@ from engines.emulated.events import Pass
 from engines.emulated.kernel import Kernel
 from engines.emulated.link import Link
 from engines.records import PassRecord, TransferRecord
+from engines.sampling import PassSample
 from engines.types import EngineLoad
 from tuner.placement import EngineView
 from tuner.plan import Plan
 from tuner.twin.limits import MIN_RATED_TOKENS, RATE_SMOOTHING
 from tuner.twin.prompts import choose_token
 from tuner.twin.types import TwinEngine
-
-DECODE_SAMPLE = 50
-"""One decode pass in so many is kept as a sample, as engines do; passes that prefill all are."""
 
 
 @dataclass(slots=True)
@@ -50,7 +48,7 @@ class ReferenceEngine:
         """No reservation is past its time before this."""
         self.busy_prefill_s = 0.0
         self.busy_decode_s = 0.0
-        self._decode_passes = 0
+        self._sample = PassSample()
         self.poll()
 
     def poll(self) -> None:
@@ -86,10 +84,8 @@ class ReferenceEngine:
             self.busy_decode_s += ended.duration_s
 
     def sample(self, ended: Pass, now_s: float, samples: Samples) -> None:
-        if not ended.prefill_tokens:
-            self._decode_passes += 1
-            if self._decode_passes % DECODE_SAMPLE:
-                return
+        if not self._sample.wants(ended.prefill_tokens, now_s):
+            return
         samples.passes.append(
             PassRecord(
                 engine_id=self.engine_id,

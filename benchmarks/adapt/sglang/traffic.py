@@ -1,8 +1,9 @@
 """Two phases for which different patterns are best on two engines of one core each, and what clients are promised.
 
-Chosen with the simulator before any policy was measured on engines. Of long prompts with a short answer, one engine can
-prefill all that the other decodes, and decoding is not held up; of short prompts with a long answer, decoding is all
-the work there is, and one engine cannot do it alone.
+Chosen with the simulator, its engines as slow as the latency models of real ones had become, before any policy was
+measured on them. Of prompts that a short answer follows, one engine can prefill all that the other decodes, and no
+answer is held up by a prompt; of longer prompts that one token answers, prefilling is all the work there is, and it is
+more than one engine can do.
 """
 
 from collections.abc import Sequence
@@ -13,20 +14,20 @@ from benchmarks.short_requests import Lengths, Traffic
 from tuner.slo import DEFAULT_CLASS, Slo, SloTable
 from tuner.workload import Workload
 
-READING = Traffic(
-    "reading",
+ANSWERING = Traffic(
+    "answering",
     rate_rps=0.7,
-    prompt=Lengths(median=120, sigma=0.2, least=60, most=240),
+    prompt=Lengths(median=160, sigma=0.2, least=80, most=320),
     output=Lengths(median=8, sigma=0.2, least=4, most=16),
 )
-WRITING = Traffic(
-    "writing",
-    rate_rps=0.6,
-    prompt=Lengths(median=16, sigma=0.2, least=8, most=32),
-    output=Lengths(median=20, sigma=0.2, least=10, most=40),
+LABELLING = Traffic(
+    "labelling",
+    rate_rps=1.0,
+    prompt=Lengths(median=200, sigma=0.2, least=100, most=400),
+    output=Lengths(median=1, sigma=0.0, least=1, most=1),
 )
-PHASES = (READING, WRITING)
-SLOS = SloTable(classes={DEFAULT_CLASS: Slo(ttft_ms=3500, tpot_ms=240)})
+PHASES = (ANSWERING, LABELLING)
+SLOS = SloTable(classes={DEFAULT_CLASS: Slo(ttft_ms=6000, tpot_ms=420)})
 
 
 def phases(traffic: Sequence[Traffic], phase_s: float, seed: int) -> Sequence[Workload]:

@@ -106,9 +106,10 @@ class PassRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One inbound KV transfer, as its receiver saw it."""
+    """One KV transfer, from when all of it was computed until the receiver could use it."""
 
     engine_id: str
+    """Of the engine that timed it: an emulated one receives, an SGLang engine sends."""
     kind: str
     at_s: float
     wall_s: float

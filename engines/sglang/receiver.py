@@ -14,8 +14,8 @@ from engines.sglang.wire import Go, Held, Note, Offer, Refused, Stopped, Written
 log = structlog.get_logger(__name__)
 Notify = Callable[[str, Note], None]
 """Send a note to an agent; never raises, a lost note is found out by time."""
-OnReceived = Callable[[float, int, int], None]
-"""Seconds from `Go` to visible, tokens, and how many transfers were under way."""
+OnReceived = Callable[[float, int], None]
+"""Seconds from `Go` to visible, and tokens."""
 
 
 class Bytes(Protocol):
@@ -60,7 +60,6 @@ class Receiver:
         self._notify(agent, Go(send_id=offer.send_id, write_for_s=reservation.write_for_s(now_s)))
 
     def on_written(self, agent: str, note: Written) -> None:
-        concurrent = max(1, self._reservations.writing)
         reservation = self._reservations.writer(agent, note.send_id)
         try:
             if reservation is None or reservation.nonce != note.nonce:
@@ -74,7 +73,7 @@ class Receiver:
         self._reservations.receive(reservation)
         self._outcomes["ok"] += 1
         self._notify(agent, Held(send_id=note.send_id))
-        self._on_received(self._clock() - begun_s, tokens, concurrent)
+        self._on_received(self._clock() - begun_s, tokens)
 
     def on_stopped(self, agent: str, note: Stopped) -> None:
         self._reservations.sender_stopped(agent, note.send_id)

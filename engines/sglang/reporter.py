@@ -48,11 +48,13 @@ class Reporter:
             self._passes.append(record)
         self._last_end_s = ended.ended_s
 
-    def on_received(self, wall_s: float, tokens: int, concurrent: int) -> None:
+    def on_received(self, wall_s: float, tokens: int) -> None:
         """A transfer arrived whole."""
-        nbytes = tokens * self._bytes_per_token
-        self.counters.transfer_bytes += nbytes
+        self.counters.transfer_bytes += tokens * self._bytes_per_token
         self.counters.transfer_s += wall_s
+
+    def on_sent(self, wall_s: float, nbytes: int, concurrent: int) -> None:
+        """A transfer is held by its receiver, `wall_s` after all of it was computed."""
         self._transfers.append(
             TransferRecord(
                 engine_id=self._identity.engine_id,

@@ -373,6 +373,8 @@ class Handler:
         if isinstance(outcome, EngineError):
             self._tell(Failed.of(send.call_id, outcome))
             return
+        if send.all_written_here:
+            self._reporter.on_sent(outcome.transfer_s, outcome.bytes, 1 + self._sender.sending)
         self._tell(
             Sent(
                 call_id=send.call_id,

@@ -113,6 +113,11 @@ class Outgoing:
     """The receiver says that it has everything."""
 
     @property
+    def all_written_here(self) -> bool:
+        """Rather than that the receiver had it."""
+        return self.written_to == self.address.stored_end
+
+    @property
     def waits(self) -> bool:
         """For the receiver's word."""
         return not self.may_write or self.all_written
@@ -150,6 +155,11 @@ class Sender:
     def moving(self) -> bool:
         """Whether a step could move something on."""
         return any(send.inflight is not None or (send.may_write and send.ready) for send in self._sends.values())
+
+    @property
+    def sending(self) -> int:
+        """Transfers of which everything is computed, but not held yet."""
+        return sum(send.times is not None for send in self._sends.values())
 
     def start(self, rid: str, call_id: int, address: KvAddress, ids: bytes) -> None:
         """Ask the receiver; `ids` is the prompt up to `stored_end`, as bytes."""
@@ -265,7 +275,7 @@ class Sender:
     def _slice_is_through(self, send: Outgoing) -> None:
         send.inflight = None
         send.written_to += send.inflight_tokens
-        if send.written_to == send.address.stored_end:
+        if send.all_written_here:
             send.all_written = True
             send.deadline_s = self._clock() + self._stall_s
 

@@ -92,7 +92,7 @@ async def test_engines_tell_redis_what_they_are_and_do(sender, receiver, redis_u
             passes = await _records(redis, keys.passes, PassRecord)
             transfers = await _records(redis, keys.transfers, TransferRecord)
             prefilled = sum(one.prefill_tokens for one in passes if one.engine_id == "e0")
-            return prefilled >= 149 and ("e1", sent["bytes"]) in [(one.engine_id, one.bytes) for one in transfers]
+            return prefilled >= 149 and ("e0", sent["bytes"]) in [(one.engine_id, one.bytes) for one in transfers]
 
         await until(told, "the pass that computed the prompt, and its transfer", 60.0)
 

@@ -5,19 +5,7 @@ so that a request whose prompt is cached pays for the cached tokens all over aga
 attend, over all keys; outputs are the same.
 """
 
-import os
 from typing import Any
-
-TARGET = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend._run_sdpa_forward_extend"
-
-
-def register() -> None:
-    """Entry point of a plugin of SGLang's: replaces that one method where the engine runs on a CPU."""
-    if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
-        return
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(TARGET, extend, HookType.REPLACE)
 
 
 def extend(

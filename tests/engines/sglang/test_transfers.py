@@ -382,12 +382,20 @@ def test_a_received_transfer_is_reported(pair, ids):
     prompt = ids(N)
     send(pair, prompt, reserve(pair, prompt))
     pair.clock.pass_by(1.0)
-    pair.receiver.handler.poll(busy=False)
-    *_, told = (report for report in pair.receiver.view.reports if isinstance(report, Sampled))
-    (record,) = told.transfers
-    assert record.bytes == (N - 1) * 16
-    assert told.totals.transfers == {"ok": 1}
-    assert told.totals.transfer_bytes == (N - 1) * 16
+    pair.sender.handler.poll(busy=False)
+    (record,) = _told(pair.sender).transfers
+    received = pair.receiver.ask(AskLoad).totals
+    assert record.bytes == received.transfer_bytes == (N - 1) * 16
+    assert received.transfers == {"ok": 1}
+
+
+def test_a_transfer_is_timed_from_when_all_of_it_was_computed(pair, ids):
+    prompt = ids(N)
+    send(pair, prompt, reserve(pair, prompt), chunk=8)
+    pair.clock.pass_by(1.0)
+    pair.sender.handler.poll(busy=False)
+    (record,) = _told(pair.sender).transfers
+    assert record.wall_s == pytest.approx(0.0)
 
 
 def test_an_engine_describes_itself(pair):
@@ -404,3 +412,9 @@ def test_whoever_was_answered_can_know_the_load_since(pair, ids, release, reserv
         pair.receiver.ask(SetDraining, on=True)
     *_, told = (report for report in pair.receiver.view.reports if isinstance(report, Sampled))
     assert told.load.kv_reserved_tokens == reserved_tokens
+
+
+def _told(engine) -> Sampled:
+    """The last report of passes and transfers."""
+    *_, told = (report for report in engine.view.reports if isinstance(report, Sampled))
+    return told

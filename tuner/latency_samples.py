@@ -7,7 +7,7 @@ import numpy as np
 
 from tuner.workload import Floats
 
-PER_CELL = 40
+PER_CELL = 100
 """Newest samples of like size that are kept."""
 
 MAX_CELLS = 512

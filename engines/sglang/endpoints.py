@@ -25,8 +25,8 @@ from engines.protocol import (
 )
 from engines.sglang.engine import Engine
 from engines.sglang.generate import Generation, check_resume, refused
-from engines.sglang.peers import KV_PEER
-from engines.sglang.wire import Peer
+from engines.sglang.peers import KV_HELD, KV_PEER
+from engines.sglang.wire import KvHeld, Peer
 from engines.tracing import Span
 from engines.types import EngineInfo, EngineLoad, EngineTimings
 from engines.verb_http import (
@@ -71,6 +71,7 @@ class Verbs:
         add_route(router, "POST", VERB + "config", self.config, verb_error, Config, Config)
         add_route(router, "POST", VERB + "drain", self.drain, verb_error, Drain, None)
         add_route(router, "POST", VERB + KV_PEER, self.kv_peer, verb_error, None, None)
+        add_route(router, "POST", VERB + KV_HELD, self.kv_held, verb_error, None, None)
         return router
 
     async def prep_recv(self, request: Request) -> Response:
@@ -119,6 +120,11 @@ class Verbs:
         peer: Peer = await self._body(request, Peer)
         await self._engine.peers.meet_caller(peer)
         return JsonResponse(self._engine.me)
+
+    async def kv_held(self, request: Request) -> Response:
+        asked: KvHeld = await self._body(request, KvHeld)
+        await self._engine.check_held(asked)
+        return JsonResponse({})
 
     async def _body(self, request: Request, kind: type[Any]) -> Any:
         call = decode(await read_body(request, self._max_body_bytes), kind)

@@ -11,12 +11,15 @@ from structlog.contextvars import get_contextvars
 from engines.errors import BadRequest, Draining, EngineTimeout
 from engines.metrics import Counters
 from engines.protocol import Config, PrepRecv, PrepRecvAnswer, StartGenerate
+from engines.records import TransferRecord
 from engines.sglang.bridge import Bridge
 from engines.sglang.generate import Generation
 from engines.sglang.knobs import check_knobs
 from engines.sglang.messages import (
     RID_PREFIX,
     AddPeer,
+    AllWritten,
+    AskHeld,
     AskLoad,
     Claim,
     Describe,
@@ -37,7 +40,7 @@ from engines.sglang.messages import (
 from engines.sglang.peers import Peers
 from engines.sglang.reservations import CLAIM_S
 from engines.sglang.sending import Sending
-from engines.sglang.wire import Peer
+from engines.sglang.wire import KvHeld, Peer
 from engines.telemetry import Recorder
 from engines.types import EngineInfo, EngineLoad
 
@@ -91,7 +94,14 @@ class Engine:
         self._info = info_of(self._description)
         self._peers = Peers(self._description.peer, self._introduce)
         self._sending = Sending(
-            self.bridge, self._peers, self._serving.prefill, self._info.kv_layout, self.new_rid, self._wall
+            self.bridge,
+            self._peers,
+            self._serving.prefill,
+            self._info.kv_layout,
+            self.new_rid,
+            self._clock,
+            self._wall,
+            self._on_transfer,
         )
         await self.load()
 
@@ -153,6 +163,11 @@ class Engine:
         self._remember(call.request_id, call.ttl_s)
         address = msgspec.structs.replace(reserved.address, url=self.info.url)
         return PrepRecvAnswer(kv_addr_info=address.encode(), prefix_matched_length=reserved.prefix_matched_length)
+
+    async def check_held(self, asked: KvHeld) -> None:
+        """Raises `ReservationGone`, or `TransferFailed` unless everything has arrived."""
+        order = AskHeld(call_id=self.bridge.new_id(), request_id=asked.request_id, nonce=asked.nonce)
+        await self.bridge.ask(order, Done)
 
     async def abort(self, request_id: str) -> None:
         """Free whatever there is under this id: generations, sends, a reservation."""
@@ -263,9 +278,21 @@ class Engine:
         elif isinstance(event, Sampled):
             for record in event.passes:
                 self._recorder.add_pass(record)
-            for transfer in event.transfers:
-                self._recorder.add_transfer(transfer)
             self._learn(event)
+        elif isinstance(event, AllWritten):
+            self.sending.on_written(event)
+
+    def _on_transfer(self, wall_s: float, nbytes: int, concurrent: int) -> None:
+        self._recorder.add_transfer(
+            TransferRecord(
+                engine_id=self.info.engine_id,
+                kind=self.info.kind,
+                at_s=self._wall(),
+                wall_s=wall_s,
+                bytes=nbytes,
+                concurrent=concurrent,
+            )
+        )
 
     def _learn(self, told: LoadReport | Sampled) -> None:
         self._load = told.load

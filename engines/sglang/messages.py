@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from engines.errors import EngineError, from_answer
-from engines.records import PassRecord, TransferRecord
+from engines.records import PassRecord
 from engines.sglang.wire import KvAddress, Peer
 from engines.types import EngineLoad
 
@@ -80,6 +80,13 @@ class Send(Call, frozen=True, kw_only=True):
     rid: str
     prompt: bytes
     address: KvAddress
+
+
+class AskHeld(Call, frozen=True, kw_only=True):
+    """Has all KV of this reservation arrived? `Done` if it has."""
+
+    request_id: str
+    nonce: str
 
 
 class StopSend(Call, frozen=True, kw_only=True):
@@ -190,17 +197,41 @@ class Prefilled(Event, frozen=True, kw_only=True):
     prefill_s: float
 
 
+class AllWritten(Event, frozen=True, kw_only=True):
+    """The send of `rid` has written everything; its receiver has not said yet that it holds it."""
+
+    rid: str
+    cached_tokens: int
+    bytes: int
+    queue_s: float
+    prefill_s: float
+    computed_s: float
+    """When everything was computed, on the machine's monotonic clock."""
+
+
 class Sampled(Event, frozen=True, kw_only=True):
-    """Forward passes and transfers since the last such event."""
+    """Forward passes since the last such event."""
 
     passes: list[PassRecord]
-    transfers: list[TransferRecord]
     load: EngineLoad
     totals: Totals
 
 
-AnyCall = Describe | Reserve | Release | Claim | Replay | AddPeer | Send | StopSend | AskLoad | SetKnobs | SetDraining
-AnyReport = Done | Failed | Description | Reserved | Sent | LoadReport | Prefilled | Sampled
+AnyCall = (
+    Describe
+    | Reserve
+    | Release
+    | Claim
+    | Replay
+    | AddPeer
+    | Send
+    | AskHeld
+    | StopSend
+    | AskLoad
+    | SetKnobs
+    | SetDraining
+)
+AnyReport = Done | Failed | Description | Reserved | Sent | LoadReport | Prefilled | AllWritten | Sampled
 _encoder = msgspec.msgpack.Encoder()
 _call_decoder = msgspec.msgpack.Decoder(AnyCall)
 _report_decoder = msgspec.msgpack.Decoder(AnyReport)

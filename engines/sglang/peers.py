@@ -4,14 +4,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from engines.client import EngineClient, VerbTimeouts
-from engines.errors import EngineUnreachable, ReservationGone, TransferFailed
-from engines.sglang.wire import KvAddress, Peer
+from engines.errors import EngineError, EngineUnreachable, ReservationGone, TransferFailed
+from engines.sglang.wire import KvAddress, KvHeld, Peer
 
 TIMEOUTS = VerbTimeouts(connect_s=2.0, verb_s=10.0)
 WATCH_EVERY_S = 1.0
 MISSED_LOOKS = 2
 KV_PEER = "kv_peer"
 """The route `POST /microserving/kv_peer`: takes the caller's `Peer`, answers with one's own."""
+KV_HELD = "kv_held"
+"""The route `POST /microserving/kv_held`: takes a `KvHeld`, succeeds if everything has arrived."""
 
 Introduce = Callable[[Peer], Awaitable[None]]
 
@@ -22,6 +24,10 @@ class PeerClient(EngineClient):
     async def introduce(self, me: Peer) -> Peer:
         """Tell who writes, hear who receives."""
         return await self._post(KV_PEER, me, Peer, TIMEOUTS.verb_s)
+
+    async def check_held(self, address: KvAddress) -> None:
+        """Raises `EngineError` unless everything that was reserved has arrived."""
+        await self._post(KV_HELD, KvHeld(request_id=address.request_id, nonce=address.nonce), dict, TIMEOUTS.verb_s)
 
 
 class Peers:
@@ -49,6 +55,14 @@ class Peers:
             if peer.agent not in self._known:
                 await self._introduce(peer)
                 self._known.add(peer.agent)
+
+    async def holds(self, address: KvAddress) -> bool:
+        """Whether the receiver says that everything has arrived."""
+        try:
+            await self._client(address.url).check_held(address)
+        except EngineError:
+            return False
+        return True
 
     async def watch(self, address: KvAddress) -> None:
         """Returns never; raises `TransferFailed` or `ReservationGone` when the receiver is gone."""

@@ -1,9 +1,9 @@
-"""What the scheduler process tells about its passes and transfers, gathered so that few messages carry much."""
+"""What the scheduler process tells about its passes, gathered so that few messages carry much."""
 
 from collections.abc import Callable
 
 from engines.metrics import Counters
-from engines.records import PassRecord, TransferRecord
+from engines.records import PassRecord
 from engines.sampling import PassSample
 from engines.sglang.messages import Sampled, Totals
 from engines.sglang.view import Identity, Pass
@@ -23,7 +23,6 @@ class Reporter:
         self._clock = clock
         self._wall = wall
         self._passes: list[PassRecord] = []
-        self._transfers: list[TransferRecord] = []
         self._sample = PassSample()
         self._last_end_s: float | None = None
         self._reported_s = clock()
@@ -31,7 +30,7 @@ class Reporter:
 
     @property
     def is_due(self) -> bool:
-        return bool(self._passes or self._transfers) and self._clock() >= self._reported_s + REPORT_EVERY_S
+        return bool(self._passes) and self._clock() >= self._reported_s + REPORT_EVERY_S
 
     def on_idle(self) -> None:
         """The scheduler had nothing to run."""
@@ -53,24 +52,11 @@ class Reporter:
         self.counters.transfer_bytes += tokens * self._bytes_per_token
         self.counters.transfer_s += wall_s
 
-    def on_sent(self, wall_s: float, nbytes: int, concurrent: int) -> None:
-        """A transfer is held by its receiver, `wall_s` after all of it was computed."""
-        self._transfers.append(
-            TransferRecord(
-                engine_id=self._identity.engine_id,
-                kind=self._identity.kind,
-                at_s=self._wall(),
-                wall_s=wall_s,
-                bytes=nbytes,
-                concurrent=concurrent,
-            )
-        )
-
     def take(self, load: EngineLoad) -> Sampled:
         """Everything since the last time."""
         self._reported_s = self._clock()
-        told = Sampled(passes=self._passes, transfers=self._transfers, load=load, totals=self.totals)
-        self._passes, self._transfers = [], []
+        told = Sampled(passes=self._passes, load=load, totals=self.totals)
+        self._passes = []
         return told
 
     @property

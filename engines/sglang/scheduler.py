@@ -14,8 +14,10 @@ from engines.protocol import Config
 from engines.sglang.knobs import check_knobs
 from engines.sglang.messages import (
     AddPeer,
+    AllWritten,
     Answer,
     AnyCall,
+    AskHeld,
     AskLoad,
     Claim,
     Describe,
@@ -98,7 +100,9 @@ class Handler:
             self._reporter.on_received,
             self._reporter.counters.transfers,
         )
-        self._sender = Sender(view, transport, transport.notify, clock, stall_s, with_checksums, self._on_sent)
+        self._sender = Sender(
+            view, transport, transport.notify, clock, stall_s, with_checksums, self._on_written, self._on_sent
+        )
         self._draining = False
         self._arrived_s: dict[str, float] = {}
         self._launched_s: dict[str, float] = {}
@@ -123,8 +127,7 @@ class Handler:
 
     def poll(self, *, busy: bool) -> None:
         """Between two passes: take notes, move transfers on, let reservations expire."""
-        for agent, raw in self._transport.take_notes():
-            self._on_note(agent, raw)
+        self._take_notes()
         if len(self._sender):
             self._sender.step(BUSY if busy else IDLE)
         self._expire()
@@ -208,7 +211,7 @@ class Handler:
         self._do(call)
         return Done(call_id=call.call_id)
 
-    def _do(self, call: Release | Claim | Replay | AddPeer | StopSend | SetDraining) -> None:
+    def _do(self, call: Release | Claim | Replay | AddPeer | AskHeld | StopSend | SetDraining) -> None:
         if isinstance(call, Release):
             self.reservations.release(call.request_id)
         elif isinstance(call, Claim):
@@ -217,6 +220,8 @@ class Handler:
             self._replays[call.rid] = call.tokens
         elif isinstance(call, AddPeer):
             self._add_peer(call.peer)
+        elif isinstance(call, AskHeld):
+            self._check_held(call)
         elif isinstance(call, StopSend):
             self._sender.fail(call.rid, from_answer(call.status, call.code, call.message))
         else:
@@ -298,7 +303,17 @@ class Handler:
         self._view.set_knobs(wanted)
         return self._load_report(call.call_id)
 
+    def _check_held(self, call: AskHeld) -> None:
+        """Whoever asks has written everything, so the note that says so is here."""
+        self._take_notes()
+        if not self.reservations.find(call.request_id, call.nonce, self._clock()).received:
+            raise TransferFailed(f"not all KV of request {call.request_id!r} is here yet")
+
     # Notes from other engines.
+
+    def _take_notes(self) -> None:
+        for agent, raw in self._transport.take_notes():
+            self._on_note(agent, raw)
 
     def _on_note(self, agent: str, raw: bytes) -> None:
         try:
@@ -369,12 +384,22 @@ class Handler:
 
     # Outcomes and reports.
 
+    def _on_written(self, send: Outgoing, so_far: SendReport) -> None:
+        self._tell(
+            AllWritten(
+                rid=send.rid,
+                cached_tokens=so_far.cached_tokens,
+                bytes=so_far.bytes,
+                queue_s=so_far.queue_s,
+                prefill_s=so_far.prefill_s,
+                computed_s=self._clock() - so_far.transfer_s,
+            )
+        )
+
     def _on_sent(self, send: Outgoing, outcome: SendReport | EngineError) -> None:
         if isinstance(outcome, EngineError):
             self._tell(Failed.of(send.call_id, outcome))
             return
-        if send.all_written_here:
-            self._reporter.on_sent(outcome.transfer_s, outcome.bytes, 1 + self._sender.sending)
         self._tell(
             Sent(
                 call_id=send.call_id,

@@ -78,6 +78,8 @@ class SendReport:
     transfer_s: float
 
 
+OnWritten = Callable[["Outgoing", SendReport], None]
+"""Everything is written. The receiver's word that it holds it is a note, which waits while a pass runs here."""
 OnEnd = Callable[["Outgoing", SendReport | EngineError], None]
 
 
@@ -113,11 +115,6 @@ class Outgoing:
     """The receiver says that it has everything."""
 
     @property
-    def all_written_here(self) -> bool:
-        """Rather than that the receiver had it."""
-        return self.written_to == self.address.stored_end
-
-    @property
     def waits(self) -> bool:
         """For the receiver's word."""
         return not self.may_write or self.all_written
@@ -134,6 +131,7 @@ class Sender:
         clock: Callable[[], float],
         stall_s: float,
         with_checksums: bool,
+        on_written: OnWritten,
         on_end: OnEnd,
     ) -> None:
         self._pool = pool
@@ -142,6 +140,7 @@ class Sender:
         self._clock = clock
         self._stall_s = stall_s
         self._with_checksums = with_checksums
+        self._on_written = on_written
         self._on_end = on_end
         self._sends: dict[str, Outgoing] = {}
 
@@ -155,11 +154,6 @@ class Sender:
     def moving(self) -> bool:
         """Whether a step could move something on."""
         return any(send.inflight is not None or (send.may_write and send.ready) for send in self._sends.values())
-
-    @property
-    def sending(self) -> int:
-        """Transfers of which everything is computed, but not held yet."""
-        return sum(send.times is not None for send in self._sends.values())
 
     def start(self, rid: str, call_id: int, address: KvAddress, ids: bytes) -> None:
         """Ask the receiver; `ids` is the prompt up to `stored_end`, as bytes."""
@@ -200,6 +194,7 @@ class Sender:
         send = self._sends[rid]
         send.times, send.cached_tokens, send.lock = times, cached_tokens, lock
         send.deadline_s = self._clock() + self._stall_s
+        self._tell_written(send)
 
     def fail(self, rid: str, error: EngineError) -> None:
         """Give a transfer up, once what is in flight is through."""
@@ -275,9 +270,10 @@ class Sender:
     def _slice_is_through(self, send: Outgoing) -> None:
         send.inflight = None
         send.written_to += send.inflight_tokens
-        if send.all_written_here:
+        if send.written_to == send.address.stored_end:
             send.all_written = True
             send.deadline_s = self._clock() + self._stall_s
+            self._tell_written(send)
 
     def _written(self, send: Outgoing) -> Written:
         return Written(
@@ -294,18 +290,21 @@ class Sender:
 
     def _end_if_held(self, send: Outgoing) -> None:
         """A transfer ends well when the receiver holds everything and the generation here is through with it."""
-        times = send.times
-        if not send.held or times is None or send.rid not in self._sends:
-            return
-        self._end(
-            send,
-            SendReport(
-                cached_tokens=send.cached_tokens,
-                bytes=self._pool.bytes_per_token * (send.address.stored_end - send.address.begin),
-                queue_s=max(0.0, times.started_s - times.received_s),
-                prefill_s=max(0.0, times.prefilled_s - times.received_s),
-                transfer_s=self._clock() - times.prefilled_s,
-            ),
+        if send.held and send.times is not None and send.rid in self._sends:
+            self._end(send, self._report(send, send.times))
+
+    def _tell_written(self, send: Outgoing) -> None:
+        if send.all_written and send.times is not None and not send.held:
+            self._on_written(send, self._report(send, send.times))
+
+    def _report(self, send: Outgoing, times: Times) -> SendReport:
+        """As of now."""
+        return SendReport(
+            cached_tokens=send.cached_tokens,
+            bytes=self._pool.bytes_per_token * (send.address.stored_end - send.address.begin),
+            queue_s=max(0.0, times.started_s - times.received_s),
+            prefill_s=max(0.0, times.prefilled_s - times.received_s),
+            transfer_s=self._clock() - times.prefilled_s,
         )
 
     def _end_if_quiet(self, send: Outgoing) -> None:

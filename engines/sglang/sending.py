@@ -8,7 +8,7 @@ from engines.abortable import Abortable
 from engines.errors import BadRequest, EngineError, ReservationGone
 from engines.protocol import RemoteSend, RemoteSendAnswer
 from engines.sglang.bridge import Bridge
-from engines.sglang.messages import Send, Sent, StopSend, pack_tokens
+from engines.sglang.messages import AllWritten, Send, Sent, StopSend, pack_tokens
 from engines.sglang.peers import Peers
 from engines.sglang.wire import KvAddress, check_layouts, decode_address
 from engines.types import KvLayout
@@ -18,6 +18,10 @@ class Prefill(Protocol):
     def __call__(self, rid: str, ids: list[int]) -> Coroutine[Any, Any, None]:
         """Compute a prompt into the context cache. Raises `ValueError`; cancelling it aborts it."""
         ...
+
+
+OnTransfer = Callable[[float, int, int], None]
+"""Seconds from when all was computed until the receiver held it, bytes, and how many transfers shared the way."""
 
 
 class Sending:
@@ -30,14 +34,19 @@ class Sending:
         prefill: Prefill,
         layout: KvLayout,
         new_rid: Callable[[str], str],
+        clock: Callable[[], float],
         wall: Callable[[], float],
+        on_transfer: OnTransfer,
     ) -> None:
         self._bridge = bridge
         self._peers = peers
         self._prefill = prefill
         self._layout = layout
         self._new_rid = new_rid
+        self._clock = clock
         self._wall = wall
+        self._on_transfer = on_transfer
+        self._written: dict[str, asyncio.Future[AllWritten]] = {}
         self._sends: Abortable[RemoteSendAnswer] = Abortable()
 
     def __len__(self) -> int:
@@ -50,6 +59,11 @@ class Sending:
 
     def abort(self, request_id: str) -> bool:
         return self._sends.abort(request_id)
+
+    def on_written(self, event: AllWritten) -> None:
+        written = self._written.get(event.rid)
+        if written is not None and not written.done():
+            written.set_result(event)
 
     def _checked(self, call: RemoteSend) -> KvAddress:
         """What can be told to be wrong before anything is computed."""
@@ -75,7 +89,7 @@ class Sending:
                 sent = group.create_task(self._bridge.ask(order, Sent))
                 watch = group.create_task(self._peers.watch(address))
                 prefill = group.create_task(self._compute(rid, call.prompt[: call.end]))
-                outcome = await sent
+                outcome = await self._outcome(sent, rid, address)
                 watch.cancel()
                 await prefill
         except* EngineError as errors:
@@ -83,11 +97,36 @@ class Sending:
             raise stop from None
         finally:
             self._bridge.tell(_stop(self._bridge, rid, stop))
+        return outcome
+
+    async def _outcome(self, sent: asyncio.Task[Sent], rid: str, address: KvAddress) -> RemoteSendAnswer:
+        """The receiver's word comes as a note to the scheduler, which may be in a long pass: it is asked as well."""
+        written = self._written[rid] = asyncio.get_running_loop().create_future()
+        held = asyncio.create_task(self._held(written, address))
+        try:
+            await asyncio.wait((sent, held), return_when=asyncio.FIRST_COMPLETED)
+            if not sent.done() and (event := await held) is not None:
+                sent.cancel()
+                return self._answer(event, self._clock() - event.computed_s, moved=True)
+            outcome = await sent
+            return self._answer(outcome, outcome.transfer_s, moved=written.done())
+        finally:
+            held.cancel()
+            del self._written[rid]
+
+    async def _held(self, written: "asyncio.Future[AllWritten]", address: KvAddress) -> AllWritten | None:
+        """Once everything is written: the receiver's word that it holds it, or `None`."""
+        event = await written
+        return event if await self._peers.holds(address) else None
+
+    def _answer(self, outcome: AllWritten | Sent, transfer_s: float, *, moved: bool) -> RemoteSendAnswer:
+        if moved:
+            self._on_transfer(transfer_s, outcome.bytes, sum(other.done() for other in self._written.values()))
         return RemoteSendAnswer(
             cached_length=outcome.cached_tokens,
             bytes=outcome.bytes,
             prefill_s=outcome.prefill_s,
-            transfer_s=outcome.transfer_s,
+            transfer_s=transfer_s,
             queue_s=outcome.queue_s,
         )
 

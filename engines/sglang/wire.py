@@ -5,6 +5,8 @@ A transfer, S sending and R receiving:
 1. S → R `Offer`, as soon as `remote_send` is called; R → S `Go`, `Held` (nothing is missing) or `Refused`.
 2. S writes the slots of each chunk as it is computed, and starts no write later than `Go` allows.
 3. S → R `Written`, behind the last byte; R checks, makes the KV visible and says `Held` or `Refused`.
+4. S's scheduler may be in a long pass by then, and would read that late: once everything is written, S's HTTP process
+   asks R's over HTTP as well (`kv_held`), and whichever answer comes first ends the transfer.
 
 Either side may give up: R says `Refused` to a transfer under way, S then stops and says `Stopped`, and only after that
 are the slots used for anything else. S gives up with `Stopped` by itself.
@@ -46,6 +48,13 @@ class KvAddress(msgspec.Struct, frozen=True, kw_only=True):
 
     def encode(self) -> str:
         return base64.urlsafe_b64encode(msgspec.json.encode(self)).decode()
+
+
+class KvHeld(msgspec.Struct, frozen=True, kw_only=True):
+    """A reservation whose sender asks whether everything has arrived."""
+
+    request_id: str
+    nonce: str
 
 
 def decode_address(text: str) -> KvAddress:

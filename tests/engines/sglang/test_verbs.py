@@ -10,9 +10,11 @@ import pytest
 from fastapi import FastAPI
 from redis.asyncio import Redis
 
+from engines.records import TransferRecord
 from engines.sglang.engine import Engine
 from engines.sglang.lifetime import extend_lifespan, running
 from engines.sglang.settings import load_settings
+from engines.sglang.wire import Held, decode_note
 from engines.telemetry import Recorder
 from tests.support.sglang_verbs import Alphabet, Served, served
 
@@ -54,6 +56,20 @@ async def test_strangers_meet_and_transfer(two):
     again = await reserve(receiver, request_id="q3")
     assert again["prefix_matched_length"] == len(PROMPT) - 1
     assert (await receiver.load())["kv_reserved_tokens"] == 0
+
+
+async def test_a_send_is_through_when_the_receiver_holds_it_whatever_the_senders_scheduler_has_heard(two, monkeypatch):
+    sender, receiver = two
+    transport = sender.scheduler.transport
+    notes = transport.take_notes
+    monkeypatch.setattr(
+        transport, "take_notes", lambda: [(agent, raw) for agent, raw in notes() if type(decode_note(raw)) is not Held]
+    )
+    sent = await sender.post("remote_send", **order(await reserve(receiver)))
+    assert sent.status_code == 200, sent.text
+    (told,) = (record for record in sender.engine._recorder.take() if isinstance(record, TransferRecord))
+    assert told.bytes == sent.json()["bytes"] > 0
+    assert sender.scheduler.view.locks.total() == 0
 
 
 async def test_a_receiver_that_is_gone_fails_the_transfer_at_once(two):

@@ -22,12 +22,12 @@ ANSWERING = Traffic(
 )
 LABELLING = Traffic(
     "labelling",
-    rate_rps=1.0,
+    rate_rps=1.1,
     prompt=Lengths(median=200, sigma=0.2, least=100, most=400),
     output=Lengths(median=1, sigma=0.0, least=1, most=1),
 )
 PHASES = (ANSWERING, LABELLING)
-SLOS = SloTable(classes={DEFAULT_CLASS: Slo(ttft_ms=6000, tpot_ms=420)})
+SLOS = SloTable(classes={DEFAULT_CLASS: Slo(ttft_ms=6000, tpot_ms=320)})
 
 
 def phases(traffic: Sequence[Traffic], phase_s: float, seed: int) -> Sequence[Workload]:

@@ -41,9 +41,16 @@ def decide(
     state = _learn(state, observation, result)
     state, decision = _judge(state, observation, result, settings)
     decision = replace(decision, measured=observation.measured, considered=result, drifted=state.moved)
+    decision = _within(mode, decision)
     if result is not None:
-        state = replace(state, trigger=None)
-    return state, _within(mode, decision)
+        state = replace(state, trigger=None, expected_share=_expected_share(decision, result))
+    return state, decision
+
+
+def _expected_share(decision: Decision, result: SearchResult) -> float | None:
+    """Of offered requests that should be good from now on."""
+    expected = result.incumbent if decision.chosen is None or decision.promise is None else decision.promise
+    return expected.goodput_rps / expected.offered_rps if expected.offered_rps > 0 else None
 
 
 def _judge(
@@ -99,13 +106,18 @@ def _watch(
 
 
 def _broken(promise: Promise, measured: Measured, margin: float, settings: TunerSettings) -> bool:
-    if measured.requests < settings.min_requests or measured.offered_rps <= 0:
-        return False
     if abs(measured.offered_rps / promise.offered_rps - 1) > COMPARABLE_LOAD:
+        return False
+    return falls_short(measured, promise.good_share, margin, settings)
+
+
+def falls_short(measured: Measured, expected_share: float, margin: float, settings: TunerSettings) -> bool:
+    """Whether clients get less of what they ask for than was expected, by more than a margin and the noise."""
+    if measured.requests < settings.min_requests or measured.offered_rps <= 0:
         return False
     share = measured.goodput_rps / measured.offered_rps
     noise = math.sqrt(max(share * (1 - share), 0.01) / measured.requests)
-    return share < promise.good_share * (1 - margin) - settings.confidence_z * noise
+    return share < expected_share * (1 - margin) - settings.confidence_z * noise
 
 
 def _take_back(

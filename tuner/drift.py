@@ -58,7 +58,7 @@ def detect(workload: Workload, regime_s: float) -> Drift | None:
             break
         moved = [name for name, z in _moves(workload, regime_s, begin_s) if abs(z) > ALARM_Z]
         if moved:
-            return Drift(_change_point(workload, max(regime_s, begin_s - LOOK_BACK_S)), moved)
+            return Drift(change_point(workload, max(regime_s, begin_s - LOOK_BACK_S)), moved)
     return None
 
 
@@ -133,7 +133,7 @@ def _counts(workload: Workload, begin_s: float, end_s: float) -> Floats:
     return counts.astype(np.float64)
 
 
-def _change_point(workload: Workload, earliest_s: float) -> float:
+def change_point(workload: Workload, earliest_s: float) -> float:
     """Where splitting the recent past in two explains it best: the split with the largest likelihood ratio.
 
     Normal for the logarithms of lengths, Poisson for the counts.

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from tuner.decide import unsettled
-from tuner.drift import detect
+from tuner.decide import falls_short, unsettled
+from tuner.drift import LOOK_BACK_S, Drift, change_point, detect
 from tuner.features import features
 from tuner.settings import TunerSettings
 from tuner.state import MOST_WINNERS, TunerState, Winner, nearest_winners
@@ -20,7 +20,7 @@ def prepare(
     state: TunerState, observation: Observation, settings: TunerSettings
 ) -> tuple[TunerState, SearchTask | None]:
     """Note what moved; the search to run now, or `None`."""
-    state = _notice(state, observation)
+    state = _notice(state, observation, settings)
     workload = observation.workload.since(_regime_s(state, observation))
     if not observation.usable or len(workload) < settings.min_requests or not _due(state, observation, settings):
         return state, None
@@ -48,7 +48,7 @@ def remember(state: TunerState, observation: Observation, winner: Candidate) -> 
     return replace(state, winners=(*kept, Winner(vector, winner)))
 
 
-def _notice(state: TunerState, observation: Observation) -> TunerState:
+def _notice(state: TunerState, observation: Observation, settings: TunerSettings) -> TunerState:
     """Fleet, SLOs and traffic: what is different from the last tick becomes the trigger."""
     engine_ids = tuple(sorted(engine.engine_id for engine in observation.usable))
     began_s = observation.now_s - observation.workload.span_s
@@ -60,12 +60,28 @@ def _notice(state: TunerState, observation: Observation) -> TunerState:
     if observation.slos.version != state.slo_version:
         state = replace(state, trigger=Reason.SLO_CHANGED)
     state = replace(state, slo_version=observation.slos.version, engine_ids=engine_ids)
-    drift = detect(observation.workload, _regime_s(state, observation))
+    drift = detect(observation.workload, _regime_s(state, observation)) or _shortfall(state, observation, settings)
     if drift is None:
         return state
     return replace(
         state, trigger=Reason.DRIFT, moved=tuple(drift.moved), regime_since_s=began_s + drift.since_s, rival=None
     )
+
+
+def _shortfall(state: TunerState, observation: Observation, settings: TunerSettings) -> Drift | None:
+    """Clients get much less than was predicted: something moved, whether or not the demand shows it beyond noise.
+
+    A new plan is on probation first, and then held to its promise instead.
+    """
+    measured, expected_share = observation.measured, state.expected_share
+    if measured is None or expected_share is None or state.promise is not None:
+        return None
+    if unsettled(state, observation.now_s, settings):
+        return None
+    if not falls_short(measured, expected_share, settings.probation_margin, settings):
+        return None
+    earliest_s = max(_regime_s(state, observation), observation.workload.span_s - LOOK_BACK_S)
+    return Drift(change_point(observation.workload, earliest_s), ["goodput"])
 
 
 def _regime_s(state: TunerState, observation: Observation) -> float:

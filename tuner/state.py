@@ -49,6 +49,8 @@ class TunerState:
     changed_at_s: float | None = None
     """When the tuner last changed the plan."""
     searched_at_s: float | None = None
+    expected_share: float | None = None
+    """Of offered requests that the last search predicted to be good under the plan in force."""
     promise: Promise | None = None
     barred: tuple[Barred, ...] = ()
     rival: Candidate | None = None

@@ -198,9 +198,11 @@ class Prefilled(Event, frozen=True, kw_only=True):
 
 
 class AllWritten(Event, frozen=True, kw_only=True):
-    """The send of `rid` has written everything; its receiver has not said yet that it holds it."""
+    """The send of `rid` has written everything, and the note that says so; its receiver has not answered yet."""
 
     rid: str
+    with_checksums: bool
+    """Whether the receiver still has to check the bytes. Without, there is nothing left that it could find wrong."""
     cached_tokens: int
     bytes: int
     queue_s: float

@@ -103,6 +103,7 @@ class Handler:
         self._sender = Sender(
             view, transport, transport.notify, clock, stall_s, with_checksums, self._on_written, self._on_sent
         )
+        self._with_checksums = with_checksums
         self._draining = False
         self._arrived_s: dict[str, float] = {}
         self._launched_s: dict[str, float] = {}
@@ -115,6 +116,8 @@ class Handler:
     def on_call(self, payload: bytes) -> None:
         """One call from the HTTP process; its answer goes out at once or, for `Send`, when the transfer ends."""
         call = decode_call(payload)
+        # Whoever calls may know of a transfer whose last note has not been read here yet.
+        self._take_notes()
         try:
             answer = self._answer(call)
             if isinstance(call, CHANGES_ROOM):
@@ -304,8 +307,6 @@ class Handler:
         return self._load_report(call.call_id)
 
     def _check_held(self, call: AskHeld) -> None:
-        """Whoever asks has written everything, so the note that says so is here."""
-        self._take_notes()
         if not self.reservations.find(call.request_id, call.nonce, self._clock()).received:
             raise TransferFailed(f"not all KV of request {call.request_id!r} is here yet")
 
@@ -388,6 +389,7 @@ class Handler:
         self._tell(
             AllWritten(
                 rid=send.rid,
+                with_checksums=self._with_checksums,
                 cached_tokens=so_far.cached_tokens,
                 bytes=so_far.bytes,
                 queue_s=so_far.queue_s,

@@ -83,7 +83,7 @@ class Sending:
         await self._peers.meet(address)
         rid = self._new_rid(call.request_id)
         order = Send(call_id=self._bridge.new_id(), rid=rid, prompt=pack_tokens(call.prompt), address=address)
-        stop: EngineError = BadRequest("the caller left")
+        stop: EngineError | None = BadRequest("the caller left")
         try:
             async with asyncio.TaskGroup() as group:
                 sent = group.create_task(self._bridge.ask(order, Sent))
@@ -92,15 +92,17 @@ class Sending:
                 outcome = await self._outcome(sent, rid, address)
                 watch.cancel()
                 await prefill
+            stop = None
         except* EngineError as errors:
             stop = _first(errors)
             raise stop from None
         finally:
-            self._bridge.tell(_stop(self._bridge, rid, stop))
+            if stop is not None:
+                self._bridge.tell(_stop(self._bridge, rid, stop))
         return outcome
 
     async def _outcome(self, sent: asyncio.Task[Sent], rid: str, address: KvAddress) -> RemoteSendAnswer:
-        """The receiver's word comes as a note to the scheduler, which may be in a long pass: it is asked as well."""
+        """The receiver's word comes as a note to the scheduler, which may be in a long pass: nobody waits for that."""
         written = self._written[rid] = asyncio.get_running_loop().create_future()
         held = asyncio.create_task(self._held(written, address))
         try:
@@ -115,9 +117,12 @@ class Sending:
             del self._written[rid]
 
     async def _held(self, written: "asyncio.Future[AllWritten]", address: KvAddress) -> AllWritten | None:
-        """Once everything is written: the receiver's word that it holds it, or `None`."""
+        """Once everything is written and, if the receiver checks it, found right; else `None`.
+
+        Without a check, the receiver reads the note before anything that it is asked to do from now on.
+        """
         event = await written
-        return event if await self._peers.holds(address) else None
+        return event if not event.with_checksums or await self._peers.holds(address) else None
 
     def _answer(self, outcome: AllWritten | Sent, transfer_s: float, *, moved: bool) -> RemoteSendAnswer:
         if moved:

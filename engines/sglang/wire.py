@@ -5,8 +5,9 @@ A transfer, S sending and R receiving:
 1. S → R `Offer`, as soon as `remote_send` is called; R → S `Go`, `Held` (nothing is missing) or `Refused`.
 2. S writes the slots of each chunk as it is computed, and starts no write later than `Go` allows.
 3. S → R `Written`, behind the last byte; R checks, makes the KV visible and says `Held` or `Refused`.
-4. S's scheduler may be in a long pass by then, and would read that late: once everything is written, S's HTTP process
-   asks R's over HTTP as well (`kv_held`), and whichever answer comes first ends the transfer.
+4. Both schedulers may be in a pass by then and read their notes late. Nobody waits for that: `remote_send` answers once
+   everything and the note are written, as R reads its notes before any call that comes later. Where R checks the bytes,
+   S's HTTP process asks R's whether they were right (`kv_held`).
 
 Either side may give up: R says `Refused` to a transfer under way, S then stops and says `Stopped`, and only after that
 are the slots used for anything else. S gives up with `Stopped` by itself.

@@ -2,14 +2,16 @@
 
 from dataclasses import replace
 
+import pytest
+
 from tests.support.traffic import engine_states, traffic
 from tuner.candidates import static_baselines
 from tuner.plan import BOOTSTRAP_PLAN
 from tuner.prepare import prepare, remember
 from tuner.settings import TunerSettings
 from tuner.slo import BOOTSTRAP_SLOS
-from tuner.state import MOST_WINNERS, TunerState
-from tuner.types import Observation, Reason
+from tuner.state import MOST_WINNERS, Promise, TunerState
+from tuner.types import Measured, Observation, Reason
 from tuner.workload import concatenate
 
 SETTINGS = TunerSettings()
@@ -36,7 +38,7 @@ def test_the_first_search_comes_as_soon_as_there_is_traffic():
 
 
 def test_too_few_requests_are_waited_for():
-    few = traffic(30).until(1.0)
+    few = traffic(30).until(0.5)
     assert len(few) < SETTINGS.min_requests
     assert prepare(TunerState(), observed(few), SETTINGS)[1] is None
 
@@ -74,6 +76,38 @@ def test_a_lost_engine_and_a_new_slo_are_searched_at_once():
     slos = BOOTSTRAP_SLOS.model_copy(update={"version": 7})
     told, task = prepare(state, observed(workload, soon_s, slos=slos), SETTINGS)
     assert (told.trigger, task is None) == (Reason.SLO_CHANGED, False)
+
+
+def measured(share, requests=100):
+    return Measured(30.0, requests, 10.0, 10.0 * share, {}, {}, 1)
+
+
+def test_goodput_far_below_what_was_predicted_is_a_shift_even_if_the_demand_shows_none():
+    workload = traffic(100)
+    state = replace(settled(workload), expected_share=0.95)
+    state, task = prepare(state, observed(workload, EPOCH_S + 101, measured=measured(0.5)), SETTINGS)
+    assert (state.trigger, state.moved) == (Reason.DRIFT, ("goodput",))
+    assert task is not None
+
+
+@pytest.mark.parametrize(
+    ("share", "requests", "changes"),
+    [
+        pytest.param(0.93, 100, {}, id="as good as predicted but for the margin"),
+        pytest.param(0.7, 10, {}, id="of too few requests"),
+        pytest.param(0.5, 100, {"expected_share": 0.5}, id="predicted so"),
+        pytest.param(0.5, 100, {"expected_share": None}, id="nothing was predicted"),
+        pytest.param(0.5, 100, {"regime_since_s": EPOCH_S + 60}, id="something moved a moment ago"),
+        pytest.param(
+            0.5, 100, {"promise": Promise(next(static_baselines(FLEET)), 0.95, 10, EPOCH_S, None)}, id="on probation"
+        ),
+    ],
+)
+def test_less_goodput_is_no_shift_when(share, requests, changes):
+    workload = traffic(100)
+    state = replace(settled(workload), **{"expected_share": 0.95, **changes})
+    seen = observed(workload, EPOCH_S + 101, measured=measured(share, requests))
+    assert prepare(state, seen, SETTINGS)[0].trigger is None
 
 
 def test_each_search_draws_its_own_workloads():

@@ -69,7 +69,7 @@ async def test_a_send_is_through_when_the_receiver_holds_it_whatever_the_senders
     assert sent.status_code == 200, sent.text
     (told,) = (record for record in sender.engine._recorder.take() if isinstance(record, TransferRecord))
     assert told.bytes == sent.json()["bytes"] > 0
-    assert sender.scheduler.view.locks.total() == 0
+    assert sender.scheduler.view.held == 0
 
 
 async def test_a_receiver_that_is_gone_fails_the_transfer_at_once(two):

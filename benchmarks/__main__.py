@@ -260,7 +260,7 @@ def _on_sglang(model: Path, quick: bool, seed: int, seeds: int | None) -> Corout
         model=model,
         policies=QUICK_POLICIES if quick else POLICIES,
         seeds=range(seed, seed + (seeds or (1 if quick else 3))),
-        phase_s=25.0 if quick else 150.0,
+        phase_s=25.0 if quick else 120.0,
     )
     return run_sglang(options)
 

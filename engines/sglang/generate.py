@@ -117,17 +117,21 @@ class Generation:
         return msgspec.json.encode(found)
 
     def timings(self) -> EngineTimings:
-        """Of the request as a whole: queue and prefill of its first token, decode until the last was through."""
+        """Of the request as a whole: queue and prefill of its first token, decode until the last was through.
+
+        All that passed before its first pass is queue: the scheduler does not even see it while it is in a pass.
+        """
         metas = [self._meta[index] for index in sorted(self._meta)]
         prompts = metas[:: self._choices_per_prompt()]
         first_s = self._last_s if self._first_s is None else self._first_s
-        queue_s = 0.0 if self._prefilled is None else self._prefilled.queue_s
+        before_decode_s = max(0.0, first_s - self._begun_s)
+        prefill_s = before_decode_s if self._prefilled is None else min(before_decode_s, self._prefilled.prefill_s)
         return EngineTimings(
             prompt_tokens=sum(meta.get("prompt_tokens", 0) for meta in prompts),
             cached_tokens=sum(meta.get("cached_tokens", 0) for meta in prompts),
             output_tokens=sum(meta.get("completion_tokens", 0) for meta in metas),
-            queue_s=queue_s,
-            prefill_s=max(0.0, first_s - self._begun_s - queue_s),
+            queue_s=before_decode_s - prefill_s,
+            prefill_s=prefill_s,
             decode_s=max(0.0, self._last_s - first_s),
             tokens_agree=self.tokens_agree,
         )

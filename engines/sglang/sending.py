@@ -81,7 +81,7 @@ class Sending:
 
     async def _send(self, call: RemoteSend, address: KvAddress) -> RemoteSendAnswer:
         await self._peers.meet(address)
-        rid = self._new_rid(call.request_id)
+        begun_s, rid = self._clock(), self._new_rid(call.request_id)
         order = Send(call_id=self._bridge.new_id(), rid=rid, prompt=pack_tokens(call.prompt), address=address)
         stop: EngineError | None = BadRequest("the caller left")
         try:
@@ -89,7 +89,7 @@ class Sending:
                 sent = group.create_task(self._bridge.ask(order, Sent))
                 watch = group.create_task(self._peers.watch(address))
                 prefill = group.create_task(self._compute(rid, call.prompt[: call.end]))
-                outcome = await self._outcome(sent, rid, address)
+                outcome = await self._outcome(sent, rid, address, begun_s)
                 watch.cancel()
                 await prefill
             stop = None
@@ -101,7 +101,9 @@ class Sending:
                 self._bridge.tell(_stop(self._bridge, rid, stop))
         return outcome
 
-    async def _outcome(self, sent: asyncio.Task[Sent], rid: str, address: KvAddress) -> RemoteSendAnswer:
+    async def _outcome(
+        self, sent: asyncio.Task[Sent], rid: str, address: KvAddress, begun_s: float
+    ) -> RemoteSendAnswer:
         """The receiver's word comes as a note to the scheduler, which may be in a long pass: nobody waits for that."""
         written = self._written[rid] = asyncio.get_running_loop().create_future()
         held = asyncio.create_task(self._held(written, address))
@@ -109,9 +111,9 @@ class Sending:
             await asyncio.wait((sent, held), return_when=asyncio.FIRST_COMPLETED)
             if not sent.done() and (event := await held) is not None:
                 sent.cancel()
-                return self._answer(event, self._clock() - event.computed_s, moved=True)
+                return self._answer(event, begun_s, self._clock() - event.computed_s, moved=True)
             outcome = await sent
-            return self._answer(outcome, outcome.transfer_s, moved=written.done())
+            return self._answer(outcome, begun_s, outcome.transfer_s, moved=written.done())
         finally:
             held.cancel()
             del self._written[rid]
@@ -124,15 +126,20 @@ class Sending:
         event = await written
         return event if not event.with_checksums or await self._peers.holds(address) else None
 
-    def _answer(self, outcome: AllWritten | Sent, transfer_s: float, *, moved: bool) -> RemoteSendAnswer:
+    def _answer(
+        self, outcome: AllWritten | Sent, begun_s: float, transfer_s: float, *, moved: bool
+    ) -> RemoteSendAnswer:
+        """All that passed before the first pass is queue: the scheduler does not even see a call while it is in one."""
         if moved:
             self._on_transfer(transfer_s, outcome.bytes, sum(other.done() for other in self._written.values()))
+        computing_s = outcome.prefill_s - outcome.queue_s
+        before_s = max(computing_s, self._clock() - transfer_s - begun_s)
         return RemoteSendAnswer(
             cached_length=outcome.cached_tokens,
             bytes=outcome.bytes,
-            prefill_s=outcome.prefill_s,
+            prefill_s=before_s,
             transfer_s=transfer_s,
-            queue_s=outcome.queue_s,
+            queue_s=max(0.0, before_s - computing_s),
         )
 
     async def _compute(self, rid: str, ids: list[int]) -> None:

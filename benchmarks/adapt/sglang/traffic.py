@@ -2,8 +2,8 @@
 
 Chosen with the simulator, its engines as slow as the latency models of real ones had become, before any policy was
 measured on them. Of prompts that a short answer follows, one engine can prefill all that the other decodes, and no
-answer is held up by a prompt; of longer prompts that one token answers, prefilling is all the work there is, and it is
-more than one engine can do.
+answer is held up by a prompt; of prompts of every length that one token answers, prefilling is all the work there is,
+and it is more than one engine can do.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ ANSWERING = Traffic(
 )
 LABELLING = Traffic(
     "labelling",
-    rate_rps=1.1,
-    prompt=Lengths(median=200, sigma=0.2, least=100, most=400),
+    rate_rps=1.5,
+    prompt=Lengths(median=140, sigma=0.8, least=32, most=600),
     output=Lengths(median=1, sigma=0.0, least=1, most=1),
 )
 PHASES = (ANSWERING, LABELLING)

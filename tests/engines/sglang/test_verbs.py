@@ -72,6 +72,20 @@ async def test_a_send_is_through_when_the_receiver_holds_it_whatever_the_senders
     assert sender.scheduler.view.held == 0
 
 
+async def test_what_a_send_waits_before_its_first_pass_is_queue(two, pair, monkeypatch):
+    sender, receiver = two
+    prefill = sender.serving.prefill
+
+    async def late(rid: str, ids: list[int]) -> None:
+        pair.clock.pass_by(5.0)
+        await prefill(rid, ids)
+
+    monkeypatch.setattr(sender.engine.sending, "_prefill", late)
+    sent = (await sender.post("remote_send", **order(await reserve(receiver)))).json()
+    assert sent["queue_s"] == pytest.approx(5.0)
+    assert sent["prefill_s"] - sent["queue_s"] == pytest.approx(0.3)
+
+
 async def test_a_receiver_that_is_gone_fails_the_transfer_at_once(two):
     sender, receiver = two
     reserved = await reserve(receiver)

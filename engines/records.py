@@ -106,12 +106,13 @@ class PassRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One KV transfer, from when all of it was computed until the receiver could use it."""
+    """One KV transfer: what it added to its request, from when all was computed until the receiver could use it."""
 
     engine_id: str
     """Of the engine that timed it: an emulated one receives, an SGLang engine sends."""
     kind: str
     at_s: float
     wall_s: float
+    """With the wait for the reservation, where an engine makes callers wait for that."""
     bytes: int
     concurrent: int

@@ -159,9 +159,11 @@ class Engine:
             ttl_s=call.ttl_s,
             trace_id=get_contextvars().get("trace_id"),
         )
+        asked_s = self._clock()
         reserved = await self.bridge.ask(order, Reserved)
         self._remember(call.request_id, call.ttl_s)
-        address = msgspec.structs.replace(reserved.address, url=self.info.url)
+        reserve_s = self._clock() - asked_s
+        address = msgspec.structs.replace(reserved.address, url=self.info.url, reserve_s=reserve_s)
         return PrepRecvAnswer(kv_addr_info=address.encode(), prefix_matched_length=reserved.prefix_matched_length)
 
     async def check_held(self, asked: KvHeld) -> None:

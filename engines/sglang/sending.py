@@ -21,7 +21,7 @@ class Prefill(Protocol):
 
 
 OnTransfer = Callable[[float, int, int], None]
-"""Seconds from when all was computed until the receiver held it, bytes, and how many transfers shared the way."""
+"""Seconds that the transfer added to its request, bytes, and how many transfers shared the way."""
 
 
 class Sending:
@@ -109,11 +109,17 @@ class Sending:
         held = asyncio.create_task(self._held(written, address))
         try:
             await asyncio.wait((sent, held), return_when=asyncio.FIRST_COMPLETED)
+            outcome: AllWritten | Sent
             if not sent.done() and (event := await held) is not None:
                 sent.cancel()
-                return self._answer(event, begun_s, self._clock() - event.computed_s, moved=True)
-            outcome = await sent
-            return self._answer(outcome, begun_s, outcome.transfer_s, moved=written.done())
+                outcome, transfer_s = event, self._clock() - event.computed_s
+            else:
+                outcome = await sent
+                transfer_s = outcome.transfer_s
+            if written.done():
+                sharing = sum(other.done() for other in self._written.values())
+                self._on_transfer(address.reserve_s + transfer_s, outcome.bytes, sharing)
+            return self._answer(outcome, begun_s, transfer_s)
         finally:
             held.cancel()
             del self._written[rid]
@@ -126,12 +132,8 @@ class Sending:
         event = await written
         return event if not event.with_checksums or await self._peers.holds(address) else None
 
-    def _answer(
-        self, outcome: AllWritten | Sent, begun_s: float, transfer_s: float, *, moved: bool
-    ) -> RemoteSendAnswer:
+    def _answer(self, outcome: AllWritten | Sent, begun_s: float, transfer_s: float) -> RemoteSendAnswer:
         """All that passed before the first pass is queue: the scheduler does not even see a call while it is in one."""
-        if moved:
-            self._on_transfer(transfer_s, outcome.bytes, sum(other.done() for other in self._written.values()))
         computing_s = outcome.prefill_s - outcome.queue_s
         before_s = max(computing_s, self._clock() - transfer_s - begun_s)
         return RemoteSendAnswer(

@@ -46,6 +46,8 @@ class KvAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Pages reserved for `[begin, stored_end)`."""
     expires_at_s: float
     """Unix time."""
+    reserve_s: float = 0.0
+    """How long the reservation took: a receiver in a pass answers late."""
 
     def encode(self) -> str:
         return base64.urlsafe_b64encode(msgspec.json.encode(self)).decode()

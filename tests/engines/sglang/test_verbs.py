@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from fastapi import FastAPI
 from redis.asyncio import Redis
@@ -14,7 +15,7 @@ from engines.records import TransferRecord
 from engines.sglang.engine import Engine
 from engines.sglang.lifetime import extend_lifespan, running
 from engines.sglang.settings import load_settings
-from engines.sglang.wire import Held, decode_note
+from engines.sglang.wire import Held, decode_address, decode_note
 from engines.telemetry import Recorder
 from tests.support.sglang_verbs import Alphabet, Served, served
 
@@ -70,6 +71,16 @@ async def test_a_send_is_through_when_the_receiver_holds_it_whatever_the_senders
     (told,) = (record for record in sender.engine._recorder.take() if isinstance(record, TransferRecord))
     assert told.bytes == sent.json()["bytes"] > 0
     assert sender.scheduler.view.held == 0
+
+
+async def test_what_a_reservation_took_counts_with_its_transfer(two):
+    sender, receiver = two
+    reserved = await reserve(receiver)
+    address = msgspec.structs.replace(decode_address(reserved["kv_addr_info"]), reserve_s=2.0)
+    sent = await sender.post("remote_send", **order({**reserved, "kv_addr_info": address.encode()}))
+    assert sent.status_code == 200, sent.text
+    (told,) = (record for record in sender.engine._recorder.take() if isinstance(record, TransferRecord))
+    assert told.wall_s == pytest.approx(2.0 + sent.json()["transfer_s"])
 
 
 async def test_what_a_send_waits_before_its_first_pass_is_queue(two, pair, monkeypatch):

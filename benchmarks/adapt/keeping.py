@@ -12,7 +12,7 @@ from benchmarks.adapt.outcome import Change, Outcome
 
 WORLD = (
     *(f"benchmarks/adapt/{name}.py" for name in ("generate", "hindsight", "outcome", "scenarios", "statics", "world")),
-    *(f"engines/{name}.py" for name in ("errors", "protocol", "records", "types")),
+    *(f"engines/{name}.py" for name in ("errors", "protocol", "records", "sampling", "types")),
     *(
         f"engines/emulated/{name}.py"
         for name in (

@@ -40,11 +40,11 @@ class Reporter:
         # Without a pause, a pass lasts from the end of the one before: what the scheduler does between two is part of
         # what a stream waits for, and passes may overlap.
         wall_s = ended.ended_s - (ended.launched_s if self._last_end_s is None else self._last_end_s)
-        self.counters.passed(wall_s, sum(found.to - found.begin for found in ended.prefills))
+        prefill_tokens = sum(found.to - found.begin for found in ended.prefills)
+        self.counters.passed(wall_s, prefill_tokens)
         self.counters.output_tokens += ended.decode_batch + sum(found.through for found in ended.prefills)
-        record = self._record(ended, wall_s)
-        if self._sample.wants(record.prefill_tokens, ended.ended_s):
-            self._passes.append(record)
+        if self._sample.wants(prefill_tokens, ended.ended_s):
+            self._passes.append(self._record(ended, wall_s))
         self._last_end_s = ended.ended_s
 
     def on_received(self, wall_s: float, tokens: int) -> None:

@@ -1,9 +1,12 @@
 """Two phases for which different patterns are best on two engines of one core each, and what clients are promised.
 
-Chosen with the simulator, its engines as slow as the latency models of real ones had become, before any policy was
-measured on them. Of prompts that a short answer follows, one engine can prefill all that the other decodes, and no
-answer is held up by a prompt; of prompts of every length that one token answers, prefilling is all the work there is,
-and it is more than one engine can do.
+Chosen with the simulator, its engines as slow as the latency models of real ones had become. The bounds and the first
+phase were set before this traffic was measured on engines. The load of the second was raised once after that, with
+seed 1: data parallel and its like had served all of it, and there was nothing to compare.
+
+Of prompts that a short answer follows, one engine can prefill all that the other decodes, and no answer is held up by a
+prompt; of prompts of every length that one token answers, prefilling is all the work there is, and it is more than one
+engine can do.
 """
 
 from collections.abc import Sequence

@@ -59,18 +59,38 @@ async def test_strangers_meet_and_transfer(two):
     assert (await receiver.load())["kv_reserved_tokens"] == 0
 
 
-async def test_a_send_is_through_when_the_receiver_holds_it_whatever_the_senders_scheduler_has_heard(two, monkeypatch):
-    sender, receiver = two
-    transport = sender.scheduler.transport
-    notes = transport.take_notes
+@pytest.mark.parametrize("with_checksums", [False, True])
+async def test_a_send_is_through_when_the_receiver_holds_it_whatever_the_senders_scheduler_has_heard(
+    make_pair, free_port, monkeypatch, with_checksums
+):
+    pair = make_pair(with_checksums=with_checksums)
+    notes = pair.sender.transport.take_notes
     monkeypatch.setattr(
-        transport, "take_notes", lambda: [(agent, raw) for agent, raw in notes() if type(decode_note(raw)) is not Held]
+        pair.sender.transport,
+        "take_notes",
+        lambda: [(agent, raw) for agent, raw in notes() if type(decode_note(raw)) is not Held],
     )
-    sent = await sender.post("remote_send", **order(await reserve(receiver)))
-    assert sent.status_code == 200, sent.text
+    async with (
+        served(pair.sender, pair.clock, free_port()) as sender,
+        served(pair.receiver, pair.clock, free_port()) as receiver,
+    ):
+        sent = await sender.post("remote_send", **order(await reserve(receiver)))
+        assert sent.status_code == 200, sent.text
+        again = await reserve(receiver, request_id="q2")
+        assert again["prefix_matched_length"] == len(PROMPT) - 1
     (told,) = (record for record in sender.engine._recorder.take() if isinstance(record, TransferRecord))
     assert told.bytes == sent.json()["bytes"] > 0
-    assert sender.scheduler.view.held == 0
+
+
+async def test_corrupt_bytes_fail_a_send_that_is_checked(make_pair, free_port):
+    pair = make_pair(with_checksums=True)
+    pair.network.corrupt = True
+    async with (
+        served(pair.sender, pair.clock, free_port()) as sender,
+        served(pair.receiver, pair.clock, free_port()) as receiver,
+    ):
+        failed = await sender.post("remote_send", **order(await reserve(receiver)))
+    assert (failed.status_code, failed.json()["error"]["code"]) == (502, "transfer_failed")
 
 
 async def test_what_a_reservation_took_counts_with_its_transfer(two):

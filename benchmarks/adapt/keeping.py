@@ -29,7 +29,7 @@ WORLD = (
     ),
     *(
         f"tuner/{name}.py"
-        for name in ("blame", "candidates", "placement", "plan", "prefix", "slo", "types", "workload")
+        for name in ("blame", "candidates", "placement", "plan", "prefill_rate", "prefix", "slo", "types", "workload")
     ),
     "tuner/twin/**/*.py",
 )

@@ -13,11 +13,9 @@ from engines.errors import EngineError
 from engines.types import PROTOCOL_VERSION, EngineInfo, EngineLoad
 from tuner.placement import EngineView
 from tuner.plan import Plan
+from tuner.prefill_rate import PrefillRate
 
 log = structlog.get_logger()
-
-RATE_SMOOTHING = 0.2
-MIN_RATED_TOKENS = 64
 
 
 class Lease:
@@ -79,6 +77,7 @@ class Engine:
     own_pending_tokens: int = 0
     own_transfers: int = 0
     _reported_inflight: int = 0
+    _rate: PrefillRate = field(default_factory=PrefillRate)
 
     @property
     def engine_id(self) -> str:
@@ -105,11 +104,9 @@ class Engine:
         self.view.available = False
 
     def prefilled(self, tokens: int, seconds: float) -> None:
-        """Learn the prefill rate from one prompt; short ones mostly measure the fixed cost of a pass."""
-        if tokens < MIN_RATED_TOKENS or seconds <= 0:
-            return
-        rate, known = tokens / seconds, self.view.prefill_tokens_per_s
-        self.view.prefill_tokens_per_s = rate if known is None else known + RATE_SMOOTHING * (rate - known)
+        """Learn the prefill rate from one prompt."""
+        self._rate.learn(tokens, seconds)
+        self.view.prefill_tokens_per_s = self._rate.tokens_per_s
 
 
 class Fleet:

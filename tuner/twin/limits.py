@@ -7,8 +7,6 @@ QUEUE = 1024
 QUEUE_S = 30.0
 """Longest wait for room."""
 RESERVATION_TTL_S = 90.0
-RATE_SMOOTHING = 0.2
-MIN_RATED_TOKENS = 64
 BLOCK_TOKENS = 128
 """Tokens in one block of the prefix index, at four bytes of text a token."""
 MAX_BLOCKS = 512

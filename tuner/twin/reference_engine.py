@@ -11,7 +11,7 @@ from engines.sampling import PassSample
 from engines.types import EngineLoad
 from tuner.placement import EngineView
 from tuner.plan import Plan
-from tuner.twin.limits import MIN_RATED_TOKENS, RATE_SMOOTHING
+from tuner.prefill_rate import PrefillRate
 from tuner.twin.prompts import choose_token
 from tuner.twin.types import TwinEngine
 
@@ -49,6 +49,7 @@ class ReferenceEngine:
         self.busy_prefill_s = 0.0
         self.busy_decode_s = 0.0
         self._sample = PassSample()
+        self._rate = PrefillRate()
         self.poll()
 
     def poll(self) -> None:
@@ -66,10 +67,8 @@ class ReferenceEngine:
 
     def prefilled(self, tokens: int, seconds: float) -> None:
         """The router learns the prefill rate."""
-        if tokens < MIN_RATED_TOKENS or seconds <= 0:
-            return
-        rate, known = tokens / seconds, self.view.prefill_tokens_per_s
-        self.view.prefill_tokens_per_s = rate if known is None else known + RATE_SMOOTHING * (rate - known)
+        self._rate.learn(tokens, seconds)
+        self.view.prefill_tokens_per_s = self._rate.tokens_per_s
 
     def expire(self, now_s: float) -> None:
         if now_s >= self.expiry_s:

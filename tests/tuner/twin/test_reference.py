@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from controller.router import fleet as router_fleet
 from controller.router.call import RESERVATION_TTL_S
 from controller.settings import Limits, RouterSettings
 from engines.errors import ContextTooLong
@@ -22,10 +21,6 @@ def test_it_imitates_the_router_that_is_there():
     settings = RouterSettings(model="m", engines=("http://127.0.0.1:1",))
     assert settings.load_poll_s == limits.POLL_S
     assert (Limits().queue, Limits().queue_s) == (limits.QUEUE, limits.QUEUE_S)
-    assert (router_fleet.RATE_SMOOTHING, router_fleet.MIN_RATED_TOKENS) == (
-        limits.RATE_SMOOTHING,
-        limits.MIN_RATED_TOKENS,
-    )
     assert RESERVATION_TTL_S == limits.RESERVATION_TTL_S
     assert BLOCK_BYTES == 4 * limits.BLOCK_TOKENS
 

@@ -49,7 +49,7 @@ ENGINE = np.dtype(
 VIEW = np.dtype(
     [
         *[(name, np.int64) for name in ("role", "inflight", "pending", "kv_free", "hint")],
-        ("rate", np.float64),  # 0: not measured
+        *[(name, np.float64) for name in ("rate", "rated_tokens", "rated_s")],  # 0: not measured
     ],
     align=True,
 )

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tuner.prefill_rate import MIN_RATED_TOKENS, RATE_SMOOTHING
 from tuner.twin.core.address import compiled, nth
 from tuner.twin.core.context import hide_hints, note_sent, show_hints, unpin
 from tuner.twin.core.layout import NONE
@@ -10,7 +11,7 @@ from tuner.twin.core.placing import ADMIT, SHED, best_prefill, next_decode, plac
 from tuner.twin.core.queue import append, leave, next_woken, put_first, wake
 from tuner.twin.core.reservations import receive, release_reservation, reserve
 from tuner.twin.core.scheduler import catch_up, stir, submit
-from tuner.twin.limits import MIN_RATED_TOKENS, QUEUE, RATE_SMOOTHING
+from tuner.twin.limits import QUEUE
 
 ENDED_OK, ENDED_SHED, ENDED_NO_ROOM = 0, 1, 2
 
@@ -263,15 +264,18 @@ def poll(world: Any, index: int) -> None:
 
 @compiled
 def learn_rate(world: Any, index: int, tokens: int, seconds: float) -> None:
+    """What `tuner.prefill_rate.PrefillRate` does."""
     if tokens < MIN_RATED_TOKENS or seconds <= 0:
         return
-    view, rate = nth(world.views, index), tokens / seconds
+    view = nth(world.views, index)
     if view.rate == 0.0:
-        view.rate = rate
+        view.rated_tokens, view.rated_s = tokens, seconds
         if view.role != world.state.not_prefilling:
             world.state.unrated -= 1
     else:
-        view.rate += RATE_SMOOTHING * (rate - view.rate)
+        view.rated_tokens += RATE_SMOOTHING * (tokens - view.rated_tokens)
+        view.rated_s += RATE_SMOOTHING * (seconds - view.rated_s)
+    view.rate = view.rated_tokens / view.rated_s
 
 
 @compiled

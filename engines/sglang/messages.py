@@ -157,12 +157,19 @@ class Reserved(Answer, frozen=True, kw_only=True):
     prefix_matched_length: int
 
 
-class Sent(Answer, frozen=True, kw_only=True):
+class SendReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How the send of one prompt's KV went."""
+
     cached_tokens: int
     bytes: int
     queue_s: float
     prefill_s: float
+    """`queue_s` is part of it."""
     transfer_s: float
+
+
+class Sent(Answer, frozen=True, kw_only=True):
+    report: SendReport
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,10 +210,8 @@ class AllWritten(Event, frozen=True, kw_only=True):
     rid: str
     with_checksums: bool
     """Whether the receiver still has to check the bytes. Without, there is nothing left that it could find wrong."""
-    cached_tokens: int
-    bytes: int
-    queue_s: float
-    prefill_s: float
+    report: SendReport
+    """Until now."""
     computed_s: float
     """When everything was computed, on the machine's monotonic clock."""
 

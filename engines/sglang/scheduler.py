@@ -32,6 +32,7 @@ from engines.sglang.messages import (
     Reserve,
     Reserved,
     Send,
+    SendReport,
     Sent,
     SetDraining,
     SetKnobs,
@@ -43,7 +44,7 @@ from engines.sglang.messages import (
 from engines.sglang.receiver import Receiver
 from engines.sglang.reporter import Reporter
 from engines.sglang.reservations import Reservation, Reservations
-from engines.sglang.sender import BUSY, IDLE, Outgoing, Sender, SendReport, Times
+from engines.sglang.sender import BUSY, IDLE, Outgoing, Sender, Times
 from engines.sglang.slots import to_runs
 from engines.sglang.view import Computed, Identity, Pass, Transport, View
 from engines.sglang.wire import (
@@ -390,10 +391,7 @@ class Handler:
             AllWritten(
                 rid=send.rid,
                 with_checksums=self._with_checksums,
-                cached_tokens=so_far.cached_tokens,
-                bytes=so_far.bytes,
-                queue_s=so_far.queue_s,
-                prefill_s=so_far.prefill_s,
+                report=so_far,
                 computed_s=self._clock() - so_far.transfer_s,
             )
         )
@@ -402,16 +400,7 @@ class Handler:
         if isinstance(outcome, EngineError):
             self._tell(Failed.of(send.call_id, outcome))
             return
-        self._tell(
-            Sent(
-                call_id=send.call_id,
-                cached_tokens=outcome.cached_tokens,
-                bytes=outcome.bytes,
-                queue_s=outcome.queue_s,
-                prefill_s=outcome.prefill_s,
-                transfer_s=outcome.transfer_s,
-            )
-        )
+        self._tell(Sent(call_id=send.call_id, report=outcome))
 
     def _load_report(self, call_id: int) -> LoadReport:
         self._expire()

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engines.errors import EngineError, ReservationGone, TransferFailed
+from engines.sglang.messages import SendReport
 from engines.sglang.receiver import Notify
 from engines.sglang.slots import Rows, from_runs
 from engines.sglang.wire import (
@@ -67,15 +68,6 @@ class Times:
     received_s: float
     started_s: float
     prefilled_s: float
-
-
-@dataclass(slots=True)
-class SendReport:
-    cached_tokens: int
-    bytes: int
-    queue_s: float
-    prefill_s: float
-    transfer_s: float
 
 
 OnWritten = Callable[["Outgoing", SendReport], None]

@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+import msgspec
+
 from engines.abortable import Abortable
 from engines.errors import BadRequest, EngineError, ReservationGone
 from engines.protocol import RemoteSend, RemoteSendAnswer
 from engines.sglang.bridge import Bridge
-from engines.sglang.messages import AllWritten, Send, Sent, StopSend, pack_tokens
+from engines.sglang.messages import AllWritten, Send, SendReport, Sent, StopSend, pack_tokens
 from engines.sglang.peers import Peers
 from engines.sglang.wire import KvAddress, check_layouts, decode_address
 from engines.types import KvLayout
@@ -109,38 +111,38 @@ class Sending:
         held = asyncio.create_task(self._held(written, address))
         try:
             await asyncio.wait((sent, held), return_when=asyncio.FIRST_COMPLETED)
-            outcome: AllWritten | Sent
-            if not sent.done() and (event := await held) is not None:
-                sent.cancel()
-                outcome, transfer_s = event, self._clock() - event.computed_s
+            report = None if sent.done() else await held
+            if report is None:
+                report = (await sent).report
             else:
-                outcome = await sent
-                transfer_s = outcome.transfer_s
+                sent.cancel()
             if written.done():
                 sharing = sum(other.done() for other in self._written.values())
-                self._on_transfer(address.reserve_s + transfer_s, outcome.bytes, sharing)
-            return self._answer(outcome, begun_s, transfer_s)
+                self._on_transfer(address.reserve_s + report.transfer_s, report.bytes, sharing)
+            return self._answer(report, begun_s)
         finally:
             held.cancel()
             del self._written[rid]
 
-    async def _held(self, written: "asyncio.Future[AllWritten]", address: KvAddress) -> AllWritten | None:
+    async def _held(self, written: "asyncio.Future[AllWritten]", address: KvAddress) -> SendReport | None:
         """Once everything is written and, if the receiver checks it, found right; else `None`.
 
         Without a check, the receiver reads the note before anything that it is asked to do from now on.
         """
         event = await written
-        return event if not event.with_checksums or await self._peers.holds(address) else None
+        if event.with_checksums and not await self._peers.holds(address):
+            return None
+        return msgspec.structs.replace(event.report, transfer_s=self._clock() - event.computed_s)
 
-    def _answer(self, outcome: AllWritten | Sent, begun_s: float, transfer_s: float) -> RemoteSendAnswer:
+    def _answer(self, report: SendReport, begun_s: float) -> RemoteSendAnswer:
         """All that passed before the first pass is queue: the scheduler does not even see a call while it is in one."""
-        computing_s = outcome.prefill_s - outcome.queue_s
-        before_s = max(computing_s, self._clock() - transfer_s - begun_s)
+        computing_s = report.prefill_s - report.queue_s
+        before_s = max(computing_s, self._clock() - report.transfer_s - begun_s)
         return RemoteSendAnswer(
-            cached_length=outcome.cached_tokens,
-            bytes=outcome.bytes,
+            cached_length=report.cached_tokens,
+            bytes=report.bytes,
             prefill_s=before_s,
-            transfer_s=transfer_s,
+            transfer_s=report.transfer_s,
             queue_s=max(0.0, before_s - computing_s),
         )
 

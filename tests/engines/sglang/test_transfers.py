@@ -52,8 +52,8 @@ def test_the_receiver_caches_what_the_sender_computed(pair, ids, chunk):
     address = reserve(pair, prompt)
     sent = send(pair, prompt, address, chunk=chunk)
     assert isinstance(sent, Sent), sent
-    assert (sent.bytes, sent.cached_tokens) == ((N - 1) * 16, 0)
-    assert sent.prefill_s > 0
+    assert (sent.report.bytes, sent.report.cached_tokens) == ((N - 1) * 16, 0)
+    assert sent.report.prefill_s > 0
     stored = prompt[: (N - 1) * 4]
     assert pair.receiver.view.match(prompt)[0] == N - 1
     assert pair.receiver.view.kv(stored) == pair.sender.view.kv(stored)
@@ -78,8 +78,8 @@ def test_only_what_the_receiver_lacks_is_sent(pair, ids):
     address = reserve(pair, prompt)
     assert address.begin == 8
     sent = send(pair, prompt, address, rid="tt-2-q")
-    assert sent.bytes == (N - 1 - 8) * 16
-    assert sent.cached_tokens == 8
+    assert sent.report.bytes == (N - 1 - 8) * 16
+    assert sent.report.cached_tokens == 8
     stored = prompt[: (N - 1) * 4]
     assert pair.receiver.view.kv(stored) == pair.sender.view.kv(stored)
 
@@ -92,7 +92,7 @@ def test_pages_move_whole(make_pair, ids, end, chunk):
     address = reserve(pair, prompt, end=end)
     assert address.stored_end == end // 4 * 4
     sent = send(pair, prompt, address, chunk=chunk)
-    assert sent.bytes == address.stored_end * 16
+    assert sent.report.bytes == address.stored_end * 16
     stored = prompt[: address.stored_end * 4]
     assert pair.receiver.view.match(stored)[0] == address.stored_end
     assert pair.receiver.view.kv(stored) == pair.sender.view.kv(stored)
@@ -105,7 +105,7 @@ def test_a_transfer_of_nothing_is_held_at_once(pair, ids):
     address = reserve(pair, prompt)
     assert address.begin == address.end
     sent = send(pair, prompt, address, rid="tt-2-q")
-    assert sent.bytes == 0
+    assert sent.report.bytes == 0
 
 
 def test_sending_again_what_was_received_is_fine(pair, ids):
@@ -396,7 +396,7 @@ def test_who_has_written_everything_can_ask_whether_it_is_held_before_the_receiv
     pair.settle()
     list(pair.sender.prefill("tt-1-q", prompt[: address.end * 4]))
     (written,) = (report for report in pair.sender.view.reports if isinstance(report, AllWritten))
-    assert written.bytes == (N - 1) * 16
+    assert written.report.bytes == (N - 1) * 16
     answer = pair.receiver.ask(AskHeld, request_id="q", nonce=address.nonce)
     assert isinstance(answer, Done)
     assert not any(isinstance(report, Sent) for report in pair.sender.view.reports)

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
@@ -112,9 +112,9 @@ async def _keep_load_fresh(engine: Engine, every_s: float) -> None:
         await engine.load()
 
 
-async def _loudly(work: Any) -> None:
-    """Nobody waits for these tasks while the server runs, so a defect has to be said."""
+async def _loudly(work: Coroutine[Any, Any, None]) -> None:
+    """Nobody waits for this task while the server runs, so a defect has to be said; SGLang goes on serving."""
     try:
         await work
     except Exception:
-        log.exception("defect: this engine is not announced any more")
+        log.exception("defect: no heartbeat, telemetry or fresh load of this engine from now on; restart it")

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from fastapi import FastAPI
 from redis.asyncio import Redis
+from structlog.testing import capture_logs
 
 from engines.records import TransferRecord
 from engines.sglang.engine import Engine
@@ -443,3 +444,17 @@ async def test_without_redis_an_engine_serves_all_the_same(pair):
             while engine._info is None:
                 await asyncio.sleep(0.01)
         assert engine.info.kind == "sglang-cpu-m"
+
+
+async def test_a_defect_of_what_announces_an_engine_is_said_and_the_server_runs_on(pair):
+    def broken(_):
+        raise RuntimeError("no such collector")
+
+    engine = Engine(Alphabet(pair.sender), pair.sender.handler.on_call, Recorder(), pair.clock, pair.clock)
+    pair.sender.view.on_report = engine.bridge.on_report
+    frontend = SimpleNamespace(model="m", host_port=("127.0.0.1", 7), start=lambda: None)
+    with capture_logs() as lines:
+        async with running(frontend, engine, Recorder(), load_settings(), broken), asyncio.timeout(20):
+            while not any(line["log_level"] == "error" for line in lines):
+                await asyncio.sleep(0.01)
+    assert "restart it" in lines[-1]["event"]

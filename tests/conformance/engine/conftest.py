@@ -181,6 +181,11 @@ class Caller:
     async def is_running(self, engine: Engine) -> bool:
         return bool((await self.load(engine))["running"])
 
+    async def is_idle(self, engine: Engine) -> bool:
+        """Nothing runs, waits or holds KV; what is aborted in a pass holds its KV until the pass ends."""
+        load = await self.load(engine)
+        return not any(load[name] for name in ("running", "queued", "kv_used_tokens"))
+
     async def metric(self, engine: Engine, name: str) -> float:
         text = (await self.http.get(f"{engine.url}/metrics")).text
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))

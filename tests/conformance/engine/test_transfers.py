@@ -192,10 +192,5 @@ async def test_a_caller_that_leaves_frees_the_sender(launch, engine, caller, eve
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.3):
             await caller.send(slow, request_id, prompt, reserved, len(prompt) - 1)
-
-    async def is_idle() -> bool:
-        load = await caller.load(slow)
-        return load["running"] == load["queued"] == load["kv_used_tokens"] == 0
-
-    await eventually(is_idle, 60.0)
+    await eventually(lambda: caller.is_idle(slow))
     await caller.post(engine, "abort", request_id=request_id)

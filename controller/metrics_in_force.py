@@ -101,7 +101,7 @@ def _engines(engines: list[EngineView]) -> Iterator[Metric]:
     )
     yield _gauge(
         "engine_prefill_rate_tokens_per_second",
-        "Prompt tokens per second that this router has seen an engine compute",
+        "Prompt tokens per second that an engine says it computes while prompts wait",
         *(({"engine": e.engine_id}, e.prefill_tokens_per_s) for e in engines if e.prefill_tokens_per_s is not None),
     )
 

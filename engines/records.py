@@ -103,6 +103,7 @@ class PassRecord(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int
     """Tokens attended to by the decodes of this pass."""
     queued: int
+    """Prompts that waited for it: still in the queue, or begun and none of its business."""
 
 
 class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -76,6 +76,8 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool = False
     chunked_prefill_tokens: int | None = None
     prefill_decode_interval: int | None = None
+    prefill_tokens_per_s: float | None = None
+    """How fast waiting prompts are computed, see `PrefillRate`; `None` until it was measured."""
 
     @property
     def kv_free_tokens(self) -> int:

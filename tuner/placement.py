@@ -42,7 +42,7 @@ class EngineView:
     pending_prefill_tokens: int = 0
     kv_free_tokens: int = 0
     prefill_tokens_per_s: float | None = None
-    """Measured; `None` until something was."""
+    """The engine's own measure; `None` until it has one."""
 
     @property
     def load_tokens(self) -> int:

@@ -12,7 +12,7 @@ from benchmarks.adapt.outcome import Change, Outcome
 
 WORLD = (
     *(f"benchmarks/adapt/{name}.py" for name in ("generate", "hindsight", "outcome", "scenarios", "statics", "world")),
-    *(f"engines/{name}.py" for name in ("errors", "protocol", "records", "sampling", "types")),
+    *(f"engines/{name}.py" for name in ("errors", "prefill_rate", "protocol", "records", "sampling", "types")),
     *(
         f"engines/emulated/{name}.py"
         for name in (
@@ -29,7 +29,7 @@ WORLD = (
     ),
     *(
         f"tuner/{name}.py"
-        for name in ("blame", "candidates", "placement", "plan", "prefill_rate", "prefix", "slo", "types", "workload")
+        for name in ("blame", "candidates", "placement", "plan", "prefix", "slo", "types", "workload")
     ),
     "tuner/twin/**/*.py",
 )

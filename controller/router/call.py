@@ -372,7 +372,6 @@ class Call:
         self.transferred_bytes = answer.bytes
         self.queued_s, self.transfer_s = answer.queue_s, answer.transfer_s
         self.prefill_s = answer.prefill_s - answer.queue_s
-        sender.prefilled(end - answer.cached_length, self.prefill_s)
         self.desk.prefixes.add(self.hashes, sender.engine_id)
 
     async def _abort_on(self, engine: Engine) -> None:

@@ -13,7 +13,6 @@ from engines.errors import EngineError
 from engines.types import PROTOCOL_VERSION, EngineInfo, EngineLoad
 from tuner.placement import EngineView
 from tuner.plan import Plan
-from tuner.prefill_rate import PrefillRate
 
 log = structlog.get_logger()
 
@@ -77,7 +76,6 @@ class Engine:
     own_pending_tokens: int = 0
     own_transfers: int = 0
     _reported_inflight: int = 0
-    _rate: PrefillRate = field(default_factory=PrefillRate)
 
     @property
     def engine_id(self) -> str:
@@ -97,16 +95,12 @@ class Engine:
         self._reported_inflight = load.running + load.queued
         self.view.available = not load.draining
         self.view.kv_free_tokens = load.kv_free_tokens
+        self.view.prefill_tokens_per_s = load.prefill_tokens_per_s
         self.refresh()
 
     def failed(self) -> None:
         """The engine did not answer: use it no more until a poll succeeds."""
         self.view.available = False
-
-    def prefilled(self, tokens: int, seconds: float) -> None:
-        """Learn the prefill rate from one prompt."""
-        self._rate.learn(tokens, seconds)
-        self.view.prefill_tokens_per_s = self._rate.tokens_per_s
 
 
 class Fleet:

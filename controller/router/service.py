@@ -239,7 +239,6 @@ class Service:
             else:
                 await self._plain(call, step, engine, client, delivery, trace)
             call.done_with(engine.engine_id)
-            self._learn(call, engine, delivery)
         except Refused as refused:
             if refused.status not in RETRY_ELSEWHERE:
                 raise
@@ -256,13 +255,6 @@ class Service:
     def _stream_relay(self, call: Call, client: ClientConnection, delivery: Delivery, lease: Lease) -> StreamRelay:
         done = self._loop.create_future()
         return StreamRelay(client, delivery, done, self._desk.now_s, lease.prefilled, _named(call))
-
-    def _learn(self, call: Call, engine: Engine, delivery: Delivery) -> None:
-        """The engine's own timings tell how fast it prefills."""
-        if delivery.timings is not None and not call.resumed:
-            engine.prefilled(
-                delivery.timings.prompt_tokens - delivery.timings.cached_tokens, delivery.timings.prefill_s
-            )
 
     async def _stream(
         self, call: Call, step: Generate, engine: Engine, relay: StreamRelay, trace: Trace | None

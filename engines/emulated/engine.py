@@ -22,6 +22,7 @@ from engines.emulated.openai import Ask, Limits
 from engines.emulated.shared_link import SharedLink
 from engines.errors import BadRequest, Draining, ReservationGone
 from engines.metrics import Counters
+from engines.prefill_rate import PrefillRate
 from engines.protocol import Config, PrepRecv, PrepRecvAnswer, RemoteSend, RemoteSendAnswer, ResumedChoice
 from engines.records import PassRecord, TransferRecord
 from engines.sampling import PassSample
@@ -75,6 +76,7 @@ class Engine:
         self._kv_address = kv_address
         self._recorder = recorder
         self._sample = PassSample()
+        self._prefill_rate = PrefillRate()
         self._stall_s = transfer_stall_s
         self._driver = Driver(kernel, clocks.monotonic, self._on_event, self._on_pass)
         self.receiver = KvReceiver(
@@ -109,8 +111,12 @@ class Engine:
 
     def load(self) -> EngineLoad:
         self._expire()
-        load = self._kernel.load()
-        return msgspec.structs.replace(load, inbound_transfers=self.receiver.active, draining=self._draining)
+        return msgspec.structs.replace(
+            self._kernel.load(),
+            inbound_transfers=self.receiver.active,
+            draining=self._draining,
+            prefill_tokens_per_s=self._prefill_rate.tokens_per_s,
+        )
 
     def drain(self, on: bool) -> None:
         """Refuse new work, or take it again. What runs is finished; unused reservations are given up at once."""
@@ -235,6 +241,7 @@ class Engine:
 
     def _on_pass(self, ended: Pass, end_s: float) -> None:
         self.counters.passed(ended.duration_s, ended.prefill_tokens)
+        self._prefill_rate.on_pass(ended.prefill_tokens, ended.duration_s, ended.queued)
         if self._sample.wants(ended.prefill_tokens, end_s):
             self._recorder.add_pass(self._pass_record(ended, end_s))
 

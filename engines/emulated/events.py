@@ -16,7 +16,7 @@ class Pass(msgspec.Struct, frozen=True, gc=False):
     kv_tokens: int
     """Tokens attended to by the decodes of this pass."""
     queued: int
-    """Requests still waiting for admission once this pass has taken its own."""
+    """Prompts that wait for this pass: not admitted once it has taken its own, or begun and none of its business."""
 
 
 class Token(msgspec.Struct, frozen=True, gc=False):

@@ -213,7 +213,8 @@ class Scheduler:
         new = sum(tokens for _, tokens in chunks)
         context = sum(tokens * (2 * sequence.computed_tokens + tokens) for sequence, tokens in chunks) // 2
         kv = sum([len(s.prompt) + len(s.outputs) for s in self.running]) if batch else 0
-        return Pass(self._profile.pass_s(new, context, batch, kv), new, context, batch, kv, len(self.waiting))
+        queued = len(self.waiting) + (0 if chunks else len(self.prefilling))
+        return Pass(self._profile.pass_s(new, context, batch, kv), new, context, batch, kv, queued)
 
     def _decode(self, now_s: float, events: list[Event]) -> None:
         choose = self._choose_token

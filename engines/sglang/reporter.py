@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from engines.metrics import Counters
+from engines.prefill_rate import PrefillRate
 from engines.records import PassRecord
 from engines.sampling import PassSample
 from engines.sglang.messages import Sampled, Totals
@@ -26,11 +27,16 @@ class Reporter:
         self._sample = PassSample()
         self._last_end_s: float | None = None
         self._reported_s = clock()
+        self._prefill_rate = PrefillRate()
         self.counters = Counters()
 
     @property
     def is_due(self) -> bool:
         return bool(self._passes) and self._clock() >= self._reported_s + REPORT_EVERY_S
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        return self._prefill_rate.tokens_per_s
 
     def on_idle(self) -> None:
         """The scheduler had nothing to run."""
@@ -42,6 +48,7 @@ class Reporter:
         wall_s = ended.ended_s - (ended.launched_s if self._last_end_s is None else self._last_end_s)
         prefill_tokens = sum(found.to - found.begin for found in ended.prefills)
         self.counters.passed(wall_s, prefill_tokens)
+        self._prefill_rate.on_pass(prefill_tokens, wall_s, ended.queued)
         self.counters.output_tokens += ended.decode_batch + sum(found.through for found in ended.prefills)
         if self._sample.wants(prefill_tokens, ended.ended_s):
             self._passes.append(self._record(ended, wall_s))

@@ -427,6 +427,7 @@ class Handler:
             draining=self._draining,
             chunked_prefill_tokens=knobs.chunked_prefill_tokens,
             prefill_decode_interval=knobs.prefill_decode_interval,
+            prefill_tokens_per_s=self._reporter.prefill_tokens_per_s,
         )
 
     def _tell(self, message: Message) -> None:

@@ -44,6 +44,7 @@ class Pass:
     decode_batch: int
     kv_tokens: int
     queued: int
+    """Prompts that waited for this pass: still in the queue, or begun and none of its business."""
     finished: int
     """Requests that ended with it."""
 

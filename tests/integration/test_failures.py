@@ -283,7 +283,7 @@ async def test_overload_with_admission_queue_holds_requests_in_the_router(start_
 
 
 async def test_overload_with_admission_shed_refuses_what_cannot_meet_its_slo(start_fleet):
-    fleet = await start_fleet(1)
+    fleet = await start_fleet(1, router={"load_poll_s": 10})
     await fleet.plan("disaggregated", admission="shed")
     asking = asyncio.create_task(ask(fleet, text(7000, "long")))
     await until(lambda: fleet.desk.fleet["e0"].own_pending_tokens > 2000, "a long prompt is pending")

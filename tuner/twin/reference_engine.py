@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from engines.emulated.events import Pass
 from engines.emulated.kernel import Kernel
 from engines.emulated.link import Link
+from engines.prefill_rate import PrefillRate
 from engines.records import PassRecord, TransferRecord
 from engines.sampling import PassSample
 from engines.types import EngineLoad
 from tuner.placement import EngineView
 from tuner.plan import Plan
-from tuner.prefill_rate import PrefillRate
 from tuner.twin.prompts import choose_token
 from tuner.twin.types import TwinEngine
 
@@ -49,7 +49,7 @@ class ReferenceEngine:
         self.busy_prefill_s = 0.0
         self.busy_decode_s = 0.0
         self._sample = PassSample()
-        self._rate = PrefillRate()
+        self._prefill_rate = PrefillRate()
         self.poll()
 
     def poll(self) -> None:
@@ -58,17 +58,13 @@ class ReferenceEngine:
         self.reported_inflight = load.running + load.queued
         self.view.available = self.available
         self.view.kv_free_tokens = load.kv_free_tokens
+        self.view.prefill_tokens_per_s = self._prefill_rate.tokens_per_s
         self.refresh()
 
     def refresh(self) -> None:
         view = self.view
         view.inflight = max(self.own_inflight, self.reported_inflight)
         view.pending_prefill_tokens = max(self.own_pending_tokens, self.reported.pending_prefill_tokens)
-
-    def prefilled(self, tokens: int, seconds: float) -> None:
-        """The router learns the prefill rate."""
-        self._rate.learn(tokens, seconds)
-        self.view.prefill_tokens_per_s = self._rate.tokens_per_s
 
     def expire(self, now_s: float) -> None:
         if now_s >= self.expiry_s:
@@ -77,6 +73,7 @@ class ReferenceEngine:
             self.expiry_s = math.inf if following_s is None else following_s
 
     def count(self, ended: Pass) -> None:
+        self._prefill_rate.on_pass(ended.prefill_tokens, ended.duration_s, ended.queued)
         if ended.prefill_tokens:
             self.busy_prefill_s += ended.duration_s
         else:

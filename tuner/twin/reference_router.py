@@ -75,9 +75,6 @@ class ReferenceRouter:
 
     def finished(self, event: Finished) -> None:
         call = self._open[event.request_id]
-        if call.decode is not None:
-            timings = event.timings
-            call.decode.prefilled(timings.prompt_tokens - timings.cached_tokens, timings.prefill_s)
         self._end(call, Outcome.OK, event.timings)
 
     def prefilled(self, event: Prefilled) -> None:
@@ -90,7 +87,6 @@ class ReferenceRouter:
         call.prefill_s += event.prefill_s - event.queue_s
         call.sent_s = self._events.now_s
         call.sent_bytes = receiver.bytes_per_token * (call.end - call.begin)
-        sender.prefilled(call.end - event.cached_tokens, event.prefill_s - event.queue_s)
         receiver.link.start(call.request_id, call.sent_bytes, self._events.now_s)
         self._watch_link(receiver)
 

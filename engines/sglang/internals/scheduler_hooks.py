@@ -79,7 +79,7 @@ class SchedulerHooks:
 
     def after_pass(self, _: Any, scheduler: Any, batch: Any, *__: Any) -> None:
         if self._handler is not None and not batch.forward_mode.is_idle():
-            self._handler.on_pass(_pass(batch, len(scheduler.waiting_queue)))
+            self._handler.on_pass(_pass(batch, scheduler))
 
     def around_idle(self, original: Callable[..., Any], scheduler: Any) -> Any:
         """SGLang's housekeeping may run while memory is promised: it is told how much that is."""
@@ -120,7 +120,7 @@ def _advance(grammar: Any, tokens: Sequence[int]) -> None:
         log.warning("what another engine generated breaks the grammar; going on from where it did", error=told(error))
 
 
-def _pass(batch: Any, queued: int) -> Pass:
+def _pass(batch: Any, scheduler: Any) -> Pass:
     extends = batch.forward_mode.is_extend()
     decoding = {req.rid for req in batch.decoding_reqs or ()} if extends else None
     prefills = list(_computed(batch, decoding)) if extends else []
@@ -131,7 +131,7 @@ def _pass(batch: Any, queued: int) -> Pass:
         prefills=prefills,
         decode_batch=len(others),
         kv_tokens=sum(req.seqlen for req in others),
-        queued=queued,
+        queued=len(scheduler.waiting_queue) + (not extends and scheduler.chunked_req is not None),
         finished=sum(req.finished() for req in batch.reqs),
     )
 

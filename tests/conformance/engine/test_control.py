@@ -23,6 +23,11 @@ async def test_an_idle_engine_reports_no_load(engine, caller):
     assert load["draining"] is False
 
 
+async def test_the_load_says_how_fast_prompts_are_computed_once_one_was(engine, caller):
+    await caller.generate(engine, caller.new_id(), caller.text(400), max_tokens=1)
+    assert (await caller.load(engine))["prefill_tokens_per_s"] > 0
+
+
 async def test_knobs_are_live_and_an_absent_one_stays(engine, caller):
     before = await caller.load(engine)
     answer = await caller.post(engine, "config", chunked_prefill_tokens=32, prefill_decode_interval=3)

@@ -46,6 +46,14 @@ def test_passes_that_overlap_are_not_counted_twice(reporter: Reporter) -> None:
     assert reporter.totals.busy_prefill_s == pytest.approx(1.0)
 
 
+def test_the_prefill_rate_is_that_of_passes_whoever_shares_them(reporter: Reporter) -> None:
+    assert reporter.prefill_tokens_per_s is None
+    two = [Computed(rid, 0, 100, through=True, aborted=False, cached_tokens=0, request=None) for rid in ("r", "s")]
+    reporter.on_pass(Pass(101.0, 102.0, two, 0, 0, 0, 0))
+
+    assert reporter.prefill_tokens_per_s == pytest.approx(200.0)
+
+
 def _prefill(launched_s: float, ended_s: float) -> Pass:
     done = Computed("r", 0, 8, through=True, aborted=False, cached_tokens=0, request=None)
     return Pass(launched_s, ended_s, [done], 0, 0, 0, 0)

@@ -53,6 +53,11 @@ EXACT: dict[str, Case] = {
         make.fleet(8),
         make.plan("disaggregated", make.roles(8, 2), admission="queue", max_running_per_engine=8),
     ),
+    "shed by the rate of prompts that wait for decodes": lambda make: (
+        make.workload(COUNT, 150),
+        make.fleet(4),
+        make.plan(admission="shed", chunked_prefill_tokens=512, prefill_decode_interval=4),
+    ),
     "shed before a split": lambda make: (
         make.workload(COUNT, 200),
         make.fleet(8),

@@ -25,8 +25,10 @@ ENGINE = np.dtype(
         *[(name, np.int64) for name in ("capacity", "limit", "max_running", "mixed", "bytes_per_token")],
         *[(name, np.int64) for name in ("chunk", "interval")],
         # The pass under way. Decode passes come in runs of `passes` with the same batch, from `since_s` on
-        *[(name, np.int64) for name in ("state", "passes", "batch", "owed")],
-        *[(name, np.float64) for name in ("since_s", "first_s", "growth_s", "until_s")],
+        *[(name, np.int64) for name in ("state", "passes", "batch", "owed", "computing", "waited_for")],
+        *[(name, np.float64) for name in ("since_s", "first_s", "growth_s", "prefill_s", "until_s")],
+        # Its prefill rate: smoothed tokens and seconds, and those of decode passes since the last prefill pass
+        *[(name, np.float64) for name in ("rated_tokens", "rated_s", "behind_decode_s")],
         # Sequences: those that decode are in the engine's heap
         *[(name, np.int64) for name in ("running", "kv_sum", "decodes")],
         *[(name, np.int64) for name in ("prefilling", "prefilling_first", "prefilling_last", "prefilling_tokens")],
@@ -49,7 +51,7 @@ ENGINE = np.dtype(
 VIEW = np.dtype(
     [
         *[(name, np.int64) for name in ("role", "inflight", "pending", "kv_free", "hint")],
-        *[(name, np.float64) for name in ("rate", "rated_tokens", "rated_s")],  # 0: not measured
+        ("rate", np.float64),  # 0: not measured
     ],
     align=True,
 )

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from engines.prefill_rate import MIN_RATED_TOKENS, RATE_SMOOTHING
 from tuner.twin.core.address import compiled, nth
 from tuner.twin.core.layout import DECODE_PASSES
 from tuner.twin.core.timers import set_timer
@@ -43,6 +44,7 @@ def begin_run(world: Any, index: int, now_s: float, passes: int) -> None:
     engine.state = DECODE_PASSES
     engine.since_s = now_s
     engine.passes = passes
+    engine.waited_for = engine.waiting + engine.prefilling
     engine.first_s = step_s(engine, engine.running, engine.kv_sum)
     engine.growth_s = engine.f * engine.running
     plan_end(world, index)
@@ -58,7 +60,25 @@ def plan_end(world: Any, index: int) -> None:
 @compiled
 def count_passes(engine: Any, passes: int) -> None:
     """So many passes of the run are over."""
-    engine.busy_decode_s += run_s(engine, passes)
+    spent_s = run_s(engine, passes)
+    engine.busy_decode_s += spent_s
+    if engine.waiting + engine.prefilling:
+        # Nobody leaves the queue during a run. Who joined it during the first pass waits for the others.
+        engine.behind_decode_s += spent_s if engine.waited_for else spent_s - engine.first_s
+    engine.waited_for = engine.waiting + engine.prefilling
     engine.decodes += passes
     engine.kv_sum += passes * engine.running
     engine.owed = max(0, engine.owed - passes)
+
+
+@compiled
+def count_prefill(engine: Any) -> None:
+    """The prefill pass is over. Its rate is learnt as `engines.prefill_rate.PrefillRate` does."""
+    engine.busy_prefill_s += engine.prefill_s
+    seconds = engine.behind_decode_s + engine.prefill_s
+    engine.behind_decode_s = 0.0
+    if engine.computing < MIN_RATED_TOKENS or seconds <= 0.0:
+        return
+    weight = RATE_SMOOTHING if engine.rated_s else 1.0
+    engine.rated_tokens += weight * (engine.computing - engine.rated_tokens)
+    engine.rated_s += weight * (seconds - engine.rated_s)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from tuner.prefill_rate import MIN_RATED_TOKENS, RATE_SMOOTHING
 from tuner.twin.core.address import compiled, nth
 from tuner.twin.core.context import hide_hints, note_sent, show_hints, unpin
 from tuner.twin.core.layout import NONE
@@ -118,7 +117,6 @@ def prefilled(world: Any, row: int) -> None:
     request.prefill_time += now_s - job.admitted_s
     request.sent_s = now_s
     request.split = 1
-    learn_rate(world, request.prefill, request.end - job.matched, now_s - job.admitted_s)
     start_flow(world, row, now_s)
     watch_link(world, request.decode)
 
@@ -199,7 +197,6 @@ def tell(world: Any, number: int) -> None:
 def finished(world: Any, row: int) -> None:
     now_s, request, job = world.state.now_s, nth(world.requests, row), nth(world.jobs, 2 * row)
     prefill_s = request.first_s - job.admitted_s
-    learn_rate(world, request.decode, request.prompt - job.matched, prefill_s)
     request.queue += job.admitted_s - job.submitted_s
     request.prefill_time += prefill_s
     request.decode_time = now_s - request.first_s
@@ -258,24 +255,19 @@ def poll(world: Any, index: int) -> None:
     engine.reported_inflight = engine.running + engine.prefilling + engine.waiting
     engine.reported_pending = engine.waiting_tokens + engine.prefilling_tokens
     nth(world.views, index).kv_free = max(0, engine.capacity - engine.used - engine.reserved)
+    tell_rate(world, index)
     refresh(world, index)
     wake(world)
 
 
 @compiled
-def learn_rate(world: Any, index: int, tokens: int, seconds: float) -> None:
-    """What `tuner.prefill_rate.PrefillRate` does."""
-    if tokens < MIN_RATED_TOKENS or seconds <= 0:
+def tell_rate(world: Any, index: int) -> None:
+    engine, view = nth(world.engines, index), nth(world.views, index)
+    if engine.rated_s == 0.0:
         return
-    view = nth(world.views, index)
-    if view.rate == 0.0:
-        view.rated_tokens, view.rated_s = tokens, seconds
-        if view.role != world.state.not_prefilling:
-            world.state.unrated -= 1
-    else:
-        view.rated_tokens += RATE_SMOOTHING * (tokens - view.rated_tokens)
-        view.rated_s += RATE_SMOOTHING * (seconds - view.rated_s)
-    view.rate = view.rated_tokens / view.rated_s
+    if view.rate == 0.0 and view.role != world.state.not_prefilling:
+        world.state.unrated -= 1
+    view.rate = engine.rated_tokens / engine.rated_s
 
 
 @compiled

@@ -7,7 +7,7 @@ from tuner.twin.core.address import compiled, nth
 from tuner.twin.core.context import cached_tokens, grow, make_room, pin, pin_cost, unpin
 from tuner.twin.core.heap import JOB_BITS, heap_of, job_of, pop, push, take_out
 from tuner.twin.core.layout import DECODE_PASSES, IDLE, NONE, PREFILL_PASS
-from tuner.twin.core.passes import begin_run, count_passes, passes_ended, plan_end, run_s, step_s
+from tuner.twin.core.passes import begin_run, count_passes, count_prefill, passes_ended, plan_end, run_s, step_s
 from tuner.twin.core.reservations import release_reservation, release_youngest_claimed
 from tuner.twin.core.timers import set_timer
 
@@ -104,8 +104,10 @@ def begin_prefill(world: Any, index: int, now_s: float, new: int, context: int, 
         duration_s += step_s(engine, batch, engine.kv_sum) - engine.d
     engine.state = PREFILL_PASS
     engine.batch = batch
+    engine.computing = new
     engine.owed = engine.interval
     engine.since_s = now_s
+    engine.prefill_s = duration_s
     engine.until_s = now_s + duration_s
     set_timer(world, index, engine.until_s)
 
@@ -259,7 +261,7 @@ def end_pass(world: Any, index: int, now_s: float) -> None:
         count_passes(engine, engine.passes)
         end_decodes(world, index)
         return
-    engine.busy_prefill_s += engine.until_s - engine.since_s
+    count_prefill(engine)
     if engine.batch:
         engine.decodes += 1
         engine.kv_sum += engine.running

@@ -2,23 +2,27 @@
 
 DECODE_PASSES = 8
 """One decode pass in so many is told."""
-DECODE_EVERY_S = 0.25
-"""One is told at least this often: an engine whose passes are long has few of them, and must be learnt from too."""
+DECODE_EVERY_S = 0.1
+"""One that begins so long after the one told last is told too: an engine whose passes are long has few of them."""
 
 
 class PassSample:
-    """Asked once about each pass, in order."""
+    """Asked once about each pass, in order.
+
+    Whether a pass is told must not depend on how long it took: if those were told that end when one is due, long ones
+    would be told more often, and what is learnt from the sample would be too slow.
+    """
 
     def __init__(self) -> None:
         self._untold = 0
-        self._told_s = 0.0
+        self._told_began_s = 0.0
 
-    def wants(self, prefill_tokens: int, ended_s: float) -> bool:
-        """Whether to report the pass; `ended_s` may be of any clock that does not go backwards."""
+    def wants(self, prefill_tokens: int, began_s: float) -> bool:
+        """Whether to report the pass; `began_s` may be of any clock that does not go backwards."""
         if prefill_tokens:
             return True
         self._untold += 1
-        if self._untold < DECODE_PASSES and ended_s < self._told_s + DECODE_EVERY_S:
+        if self._untold < DECODE_PASSES and began_s < self._told_began_s + DECODE_EVERY_S:
             return False
-        self._untold, self._told_s = 0, ended_s
+        self._untold, self._told_began_s = 0, began_s
         return True

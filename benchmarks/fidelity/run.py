@@ -17,7 +17,7 @@ from rich.progress import track
 
 from benchmarks.adapt.live.load import Client
 from benchmarks.fidelity.summary import Columns, Compared, report
-from benchmarks.fidelity.telemetry import STAGES, Span, Stages, fitted_fleet, served_stages
+from benchmarks.fidelity.telemetry import STAGES, Span, Stages, fitted_fleet, served_stages, told_passes
 from benchmarks.machine import describe
 from benchmarks.real_engines import Fleet, check_model, fleet
 from benchmarks.report import Report
@@ -95,6 +95,7 @@ class Bench:
         span = Span(begun_s, begun_s + fit_until_s)
         simulated_fleet = await fitted_fleet(self.trimtab.store, self.trimtab.model, span)
         timeline = simulate_reference(workload, simulated_fleet, plan, self.slos)
+        profile = simulated_fleet[0].profile
         tested = Span(span.end_s, begun_s + workload.span_s)
         return Compared(
             way=way,
@@ -104,7 +105,8 @@ class Bench:
             simulated=self._columns(workload, timeline),
             served_stages=await served_stages(self.trimtab.store, self.trimtab.model, tested),
             simulated_stages=_stages(timeline.take(workload.arrived_s >= fit_until_s)),
-            profile=simulated_fleet[0].profile,
+            passes=await told_passes(self.trimtab.store, self.trimtab.model, tested, profile),
+            profile=profile,
         )
 
     def _requests(self, span_s: float, seed: int, number: int) -> Workload:

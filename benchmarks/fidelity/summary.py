@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fidelity.telemetry import STAGES, Stages
+from benchmarks.fidelity.telemetry import STAGES, Passes, Stages
 from benchmarks.machine import versions
 from benchmarks.real_engines import PACKAGES
 from benchmarks.report import Report, Section, at_most, number
@@ -18,6 +18,8 @@ from tuner.workload import Floats, Workload
 
 GOODPUT_ERROR, TTFT_ERROR, TPOT_ERROR = 0.05, 0.10, 0.10
 FIGURES = ("mean", "p50", "p90", "p99")
+REDRAWN = 2000
+"""Times that the compared requests are drawn anew."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +43,7 @@ class Compared:
     simulated: Columns
     served_stages: Stages
     simulated_stages: Stages
+    passes: Sequence[Passes]
     profile: Profile
     """As fitted."""
 
@@ -57,6 +60,22 @@ class Compared:
         """Relative to what was measured; `None` if that was nothing."""
         measured = self.goodput_rps(self.served)
         return abs(self.goodput_rps(self.simulated) - measured) / measured if measured else None
+
+    @property
+    def goodput_error_range(self) -> tuple[float, float] | None:
+        """Where 95 % of signed errors lie if requests are drawn anew with replacement.
+
+        `None` if no real engine served any in time.
+        """
+        real, ours = self.served.good[self.tested], self.simulated.good[self.tested]
+        rng = np.random.default_rng(REDRAWN)
+        rows = rng.integers(len(real), size=(REDRAWN, len(real))) if len(real) else np.empty((0, 0), dtype=int)
+        measured, simulated = real[rows].sum(axis=1), ours[rows].sum(axis=1)
+        known = measured > 0
+        if not known.any():
+            return None
+        low, high = np.percentile(simulated[known] / measured[known] - 1, (2.5, 97.5))
+        return float(low), float(high)
 
     def figures(self, name: str, columns: Columns) -> Mapping[str, float | None]:
         """Mean and percentiles of `ttft_s` or `tpot_s` over requests that real engines and simulator completed."""
@@ -93,6 +112,7 @@ def report(compared: Sequence[Compared], traffic: Traffic, slo: Slo, seed: int, 
             _goodput(compared, traffic, slo),
             *(_times(each) for each in compared),
             _stages(compared),
+            _passes(compared),
             _fits(compared),
         ],
     )
@@ -115,20 +135,30 @@ def _goodput(compared: Sequence[Compared], traffic: Traffic, slo: Slo) -> Sectio
             number(each.goodput_rps(each.served)),
             number(each.goodput_rps(each.simulated)),
             _percent(_error(each.goodput_rps(each.simulated), each.goodput_rps(each.served))),
+            _range(each.goodput_error_range),
             str(int((each.tested & ~each.served.complete).sum())),
         ]
         for each in compared
     ]
     return Section(
         title="Goodput",
-        headers=["pattern", "requests compared", "real good/s", "simulated good/s", "error", "failed"],
+        headers=[
+            "pattern",
+            "requests compared",
+            "real good/s",
+            "simulated good/s",
+            "error",
+            "95 % of redraws",
+            "failed",
+        ],
         rows=rows,
         notes=[
             f"{traffic.name}: {number(traffic.rate_rps)} requests/s, prompts of {traffic.prompt.median:g} tokens and "
             f"answers of {traffic.output.median:g} at the median; bounds TTFT {number(slo.ttft_ms)} ms, "
             f"TPOT {number(slo.tpot_ms)} ms",
             "Latency models are fitted to what engines reported in the first part of each run; requests that arrived "
-            "later are compared.",
+            "later are compared. Redraws: the same requests drawn anew with replacement, which is what their number "
+            "alone leaves open.",
         ],
     )
 
@@ -154,6 +184,31 @@ def _stages(compared: Sequence[Compared]) -> Section:
     return Section(title="Mean time in each stage, ms", headers=["pattern", *titles], rows=rows, notes=notes)
 
 
+def _passes(compared: Sequence[Compared]) -> Section:
+    rows = [
+        [
+            each.way,
+            passes.engine_id,
+            passes.sort,
+            str(passes.told),
+            _ms(passes.real_s),
+            _ms(passes.modelled_s),
+            _percent(_error(passes.modelled_s, passes.real_s)),
+        ]
+        for each in compared
+        for passes in each.passes
+    ]
+    return Section(
+        title="Mean time of a pass, ms",
+        headers=["pattern", "engine", "passes", "told", "real", "modelled", "error"],
+        rows=rows,
+        notes=[
+            "Of the compared part: what the fitted models make of the very work that engines report. An error here is "
+            "one of the fit, any other the simulator's.",
+        ],
+    )
+
+
 def _fits(compared: Sequence[Compared]) -> Section:
     names = ("a_s", "b_s_per_token", "c_s_per_token2", "d_s", "e_s_per_sequence", "f_s_per_kv_token", "g_s")
     rows = [
@@ -171,6 +226,7 @@ def _result(each: Compared) -> dict[str, Any]:
         "goodput_rps": each.goodput_rps(each.served),
         "simulated_goodput_rps": each.goodput_rps(each.simulated),
         "goodput_error": each.goodput_error,
+        "goodput_error_range": each.goodput_error_range,
         "ttft_s": each.figures("ttft_s", each.served),
         "simulated_ttft_s": each.figures("ttft_s", each.simulated),
         "ttft_errors": each.errors("ttft_s"),
@@ -179,6 +235,7 @@ def _result(each: Compared) -> dict[str, Any]:
         "tpot_errors": each.errors("tpot_s"),
         "stages": each.served_stages,
         "simulated_stages": each.simulated_stages,
+        "passes": [passes._asdict() for passes in each.passes],
     }
 
 
@@ -198,6 +255,10 @@ def _error(found: float | None, expected: float | None) -> float | None:
 
 def _percent(error: float | None) -> str:
     return "–" if error is None else f"{error:+.1%}"
+
+
+def _range(errors: tuple[float, float] | None) -> str:
+    return "–" if errors is None else f"{errors[0]:+.1%} to {errors[1]:+.1%}"
 
 
 def _ms(seconds: float | None) -> str:

@@ -242,7 +242,7 @@ class Engine:
     def _on_pass(self, ended: Pass, end_s: float) -> None:
         self.counters.passed(ended.duration_s, ended.prefill_tokens)
         self._prefill_rate.on_pass(ended.prefill_tokens, ended.duration_s, ended.queued)
-        if self._sample.wants(ended.prefill_tokens, end_s):
+        if self._sample.wants(ended.prefill_tokens, end_s - ended.duration_s):
             self._recorder.add_pass(self._pass_record(ended, end_s))
 
     def _pass_record(self, ended: Pass, end_s: float) -> PassRecord:

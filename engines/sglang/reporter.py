@@ -50,7 +50,7 @@ class Reporter:
         self.counters.passed(wall_s, prefill_tokens)
         self._prefill_rate.on_pass(prefill_tokens, wall_s, ended.queued)
         self.counters.output_tokens += ended.decode_batch + sum(found.through for found in ended.prefills)
-        if self._sample.wants(prefill_tokens, ended.ended_s):
+        if self._sample.wants(prefill_tokens, ended.ended_s - wall_s):
             self._passes.append(self._record(ended, wall_s))
         self._last_end_s = ended.ended_s
 

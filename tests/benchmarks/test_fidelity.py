@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.fidelity.run import SLOS, TRAFFIC
 from benchmarks.fidelity.summary import Columns, Compared, report
-from benchmarks.fidelity.telemetry import STAGES, Span, fitted_fleet
+from benchmarks.fidelity.telemetry import STAGES, Span, fitted_fleet, told_passes
 from controller.store import Keys, open_store
 from engines.emulated.profile import load_profile
 from engines.records import PassRecord
@@ -42,7 +42,7 @@ def columns(workload, ttft_s, tpot_s=0.1, good=True):
 
 def compared(workload, served, simulated, test_from_s=20.0):
     stages = dict.fromkeys(STAGES, 0.1)
-    return Compared("data_parallel", workload, test_from_s, served, simulated, stages, stages, PROFILE)
+    return Compared("data_parallel", workload, test_from_s, served, simulated, stages, stages, [], PROFILE)
 
 
 def test_only_what_arrived_after_the_fit_is_compared(workload):
@@ -68,9 +68,19 @@ def test_a_simulator_that_is_off_misses_its_goals(workload):
     assert goals["error of mean TPOT, worst pattern"].met
 
 
+def test_an_error_of_goodput_has_the_range_that_so_few_requests_leave_open(workload):
+    served, simulated = columns(workload, 1.0), columns(workload, 1.0)
+    assert compared(workload, served, simulated).goodput_error_range == (0.0, 0.0)
+    tested = np.flatnonzero(workload.arrived_s >= 20.0)
+    simulated.good[tested[0]] = False
+    low, high = compared(workload, served, simulated).goodput_error_range
+    assert low < -1 / len(tested) < high <= 0
+
+
 def test_without_a_good_request_the_error_of_goodput_is_not_measured(workload):
     found = compared(workload, columns(workload, 1.0, good=False), columns(workload, 1.0))
     assert found.goodput_error is None
+    assert found.goodput_error_range is None
 
 
 def decode_pass(at_s, wall_s, batch=4):
@@ -85,6 +95,17 @@ def decode_pass(at_s, wall_s, batch=4):
         kv_tokens=500 * batch,
         queued=0,
     )
+
+
+async def test_passes_of_its_span_are_told_beside_what_the_models_make_of_them(redis_url):
+    keys = Keys("m")
+    inside = [decode_pass(100.0 + at, 0.08 + 0.04 * (at % 2)) for at in range(10)]
+    async with aclosing(open_store(redis_url)) as store:
+        await store.append(keys.passes, [msgspec.json.encode(each) for each in [*inside, decode_pass(200.0, 9.0)]], 99)
+        (found,) = await told_passes(store, "m", Span(100.0, 200.0), PROFILE)
+    assert (found.engine_id, found.sort, found.told) == ("e0", "decode", 10)
+    assert found.real_s == pytest.approx(0.1)
+    assert found.modelled_s == pytest.approx(PROFILE.step_s(4, 2000))
 
 
 async def test_a_fleet_is_fitted_to_what_was_reported_in_its_span_alone(redis_url):

@@ -80,7 +80,7 @@ class ReferenceEngine:
             self.busy_decode_s += ended.duration_s
 
     def sample(self, ended: Pass, now_s: float, samples: Samples) -> None:
-        if not self._sample.wants(ended.prefill_tokens, now_s):
+        if not self._sample.wants(ended.prefill_tokens, now_s - ended.duration_s):
             return
         samples.passes.append(
             PassRecord(

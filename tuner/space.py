@@ -31,7 +31,9 @@ class Space:
     def __init__(self, engines: Sequence[EngineState]) -> None:
         self._engines = len(engines)
         self._defaults = explicit_knobs(engines)
-        self._chunks = sorted({*CHUNKS, self._defaults.chunked_prefill_tokens or CHUNKS[-1]})
+        # Engines have left memory for passes of the size that they start with: larger ones may be too large.
+        most = self._defaults.chunked_prefill_tokens or CHUNKS[-1]
+        self._chunks = sorted({most, *(each for each in CHUNKS if each < most)})
 
     def candidate(self, trial: optuna.Trial) -> Candidate:
         """What Optuna proposes."""

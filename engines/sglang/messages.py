@@ -166,6 +166,8 @@ class SendReport(msgspec.Struct, frozen=True, kw_only=True):
     prefill_s: float
     """`queue_s` is part of it."""
     transfer_s: float
+    sharing: int = 1
+    """Transfers that were being written when this one was, itself included."""
 
 
 class Sent(Answer, frozen=True, kw_only=True):

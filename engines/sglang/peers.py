@@ -39,22 +39,30 @@ class Peers:
         self._introduce = introduce
         self._clients: dict[str, PeerClient] = {}
         self._known: set[str] = set()
-        self._lock = asyncio.Lock()
+        self._meetings: dict[str, asyncio.Task[None]] = {}
 
     async def meet(self, address: KvAddress) -> None:
-        """Know the receiver behind an address. Raises `TransferFailed`, `ReservationGone`."""
+        """Know the receiver behind an address. Raises `TransferFailed`, `ReservationGone`.
+
+        Those who want to meet the same engine at the same time share one meeting. It waits for nothing else: the other
+        engine may be meeting this one at this very moment.
+        """
         if address.agent in self._known:
             return
-        async with self._lock:
-            if address.agent not in self._known:
-                await self._meet(address)
+        meeting = self._meetings.get(address.agent)
+        if meeting is None:
+            meeting = self._meetings[address.agent] = asyncio.create_task(self._meet(address))
+            meeting.add_done_callback(lambda done: self._met(address.agent, done))
+        await asyncio.shield(meeting)
 
     async def meet_caller(self, peer: Peer) -> None:
         """A sender introduces itself."""
-        async with self._lock:
-            if peer.agent not in self._known:
-                await self._introduce(peer)
-                self._known.add(peer.agent)
+        await self._introduce(peer)
+        self._known.add(peer.agent)
+
+    def forget(self, agent: str) -> None:
+        """Something went wrong between the engines: they have to meet again before the next transfer."""
+        self._known.discard(agent)
 
     async def holds(self, address: KvAddress) -> bool:
         """Whether the receiver says that everything has arrived."""
@@ -74,15 +82,17 @@ class Peers:
             except EngineUnreachable as error:
                 missed += 1
                 if missed >= MISSED_LOOKS:
-                    self._known.discard(address.agent)
+                    self.forget(address.agent)
                     raise TransferFailed(f"the receiver at {address.url} is gone: {error}") from error
                 continue
             missed = 0
             if info.epoch != address.epoch:
-                self._known.discard(address.agent)
+                self.forget(address.agent)
                 raise ReservationGone("the receiver was started anew since the reservation")
 
     async def aclose(self) -> None:
+        for meeting in self._meetings.values():
+            meeting.cancel()
         for client in self._clients.values():
             await client.aclose()
 
@@ -95,6 +105,11 @@ class Peers:
             raise ReservationGone("the receiver was started anew since the reservation")
         await self._introduce(peer)
         self._known.add(peer.agent)
+
+    def _met(self, agent: str, meeting: asyncio.Task[None]) -> None:
+        del self._meetings[agent]
+        if not meeting.cancelled():
+            meeting.exception()  # whoever waited has it; if nobody does any more, it is no news
 
     def _client(self, url: str) -> PeerClient:
         client = self._clients.get(url)

@@ -93,6 +93,8 @@ class Receiver:
             raise BadRequest(
                 f"[{offer.begin}, {offer.end}) is not the reserved [{reservation.matched}, {reservation.end})"
             )
+        if not reservation.received and offer.rows_hash != reservation.rows_hash:
+            raise BadRequest("kv_addr_info is not as it was given out: its rows differ")
         if offer.tokens_hash != tokens_hash(reservation.ids):
             raise TransferFailed("the sender would write the KV of other tokens than the reserved ones")
         return reservation

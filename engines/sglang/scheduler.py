@@ -57,6 +57,7 @@ from engines.sglang.wire import (
     Stopped,
     Written,
     decode_note,
+    rows_hash,
 )
 from engines.types import EngineLoad
 
@@ -275,7 +276,8 @@ class Handler:
             self._clock(),
             self._view.spare_tokens(),
         )
-        reservation.trace_id = call.trace_id
+        rows = [] if reservation.slots is None else to_runs(self._view.rows(reservation.slots))
+        reservation.trace_id, reservation.rows_hash = call.trace_id, rows_hash(rows)
         address = KvAddress(
             url="",
             agent=self._identity.agent,
@@ -286,7 +288,7 @@ class Handler:
             end=reservation.end,
             stored_end=stored_end,
             layout=self._view.layout,
-            rows=[] if reservation.slots is None else to_runs(self._view.rows(reservation.slots)),
+            rows=rows,
             expires_at_s=self._wall() + call.ttl_s,
         )
         return Reserved(call_id=call.call_id, address=address, prefix_matched_length=reservation.matched)

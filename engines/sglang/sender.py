@@ -18,6 +18,7 @@ from engines.sglang.wire import (
     Stopped,
     Written,
     encode_note,
+    rows_hash,
     tokens_hash,
 )
 
@@ -47,6 +48,10 @@ class Transport(Protocol):
 
     def is_done(self, handle: Any) -> bool:
         """Raises `TransferFailed` if it will never be; the handle is released either way once it is over."""
+        ...
+
+    def forget(self, agent: str) -> None:
+        """Know an engine no more."""
         ...
 
 
@@ -103,8 +108,15 @@ class Outgoing:
     lock: Any = None
     failure: EngineError | None = None
     all_written: bool = False
+    sharing: int = 1
+    """Transfers that were being written at that moment, this one included."""
     held: bool = False
     """The receiver says that it has everything."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether there is something that it may write now."""
+        return self.inflight is not None or (self.may_write and bool(self.ready))
 
     @property
     def waits(self) -> bool:
@@ -145,7 +157,7 @@ class Sender:
     @property
     def moving(self) -> bool:
         """Whether a step could move something on."""
-        return any(send.inflight is not None or (send.may_write and send.ready) for send in self._sends.values())
+        return any(send.writes for send in self._sends.values())
 
     def start(self, rid: str, call_id: int, address: KvAddress, ids: bytes) -> None:
         """Ask the receiver; `ids` is the prompt up to `stored_end`, as bytes."""
@@ -163,6 +175,7 @@ class Sender:
                 begin=address.begin,
                 end=address.end,
                 tokens_hash=tokens_hash(ids),
+                rows_hash=rows_hash(address.rows),
             ),
         )
 
@@ -219,9 +232,16 @@ class Sender:
         for send in list(self._sends.values()):
             try:
                 self._step_one(send, until_s, effort.slice_bytes)
-            except (TransferFailed, ReservationGone) as error:
-                send.inflight = None
-                self.fail(send.rid, error)
+            except TransferFailed as error:
+                self._give_up(send, error)
+                # A way that has failed once may be broken for good; engines that meet again get a new one.
+                self._transport.forget(send.address.agent)
+            except ReservationGone as error:
+                self._give_up(send, error)
+
+    def _give_up(self, send: Outgoing, error: EngineError) -> None:
+        send.inflight = None
+        self.fail(send.rid, error)
 
     def _step_one(self, send: Outgoing, until_s: float, slice_bytes: int) -> None:
         if send.inflight is not None and self._transport.is_done(send.inflight):
@@ -264,6 +284,7 @@ class Sender:
         send.written_to += send.inflight_tokens
         if send.written_to == send.address.stored_end:
             send.all_written = True
+            send.sharing = 1 + sum(other.writes for other in self._sends.values() if other is not send)
             send.deadline_s = self._clock() + self._stall_s
             self._tell_written(send)
 
@@ -297,6 +318,7 @@ class Sender:
             queue_s=max(0.0, times.started_s - times.received_s),
             prefill_s=max(0.0, times.prefilled_s - times.received_s),
             transfer_s=self._clock() - times.prefilled_s,
+            sharing=send.sharing,
         )
 
     def _end_if_quiet(self, send: Outgoing) -> None:

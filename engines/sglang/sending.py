@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import msgspec
 
 from engines.abortable import Abortable
-from engines.errors import BadRequest, EngineError, ReservationGone
+from engines.errors import BadRequest, EngineError, ReservationGone, TransferFailed
 from engines.protocol import RemoteSend, RemoteSendAnswer
 from engines.sglang.bridge import Bridge
 from engines.sglang.messages import AllWritten, Send, SendReport, Sent, StopSend, pack_tokens
@@ -97,6 +97,8 @@ class Sending:
             stop = None
         except* EngineError as errors:
             stop = _first(errors)
+            if isinstance(stop, TransferFailed):
+                self._peers.forget(address.agent)
             raise stop from None
         finally:
             if stop is not None:
@@ -117,8 +119,7 @@ class Sending:
             else:
                 sent.cancel()
             if written.done():
-                sharing = sum(other.done() for other in self._written.values())
-                self._on_transfer(address.reserve_s + report.transfer_s, report.bytes, sharing)
+                self._on_transfer(address.reserve_s + report.transfer_s, report.bytes, report.sharing)
             return self._answer(report, begun_s)
         finally:
             held.cancel()

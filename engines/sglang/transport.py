@@ -67,11 +67,12 @@ class NixlTransport:
             log.info("a peer that was gone could not be forgotten", agent=agent, error=str(error))
 
     def notify(self, agent: str, note: Note) -> None:
-        """Never raises: whoever waits for the note finds out by time."""
+        """Never raises: whoever waits for it finds out by time. An engine that it cannot be sent to is forgotten."""
         try:
             self._agent.send_notif(agent, encode_note(note))
         except self._errors as error:
             log.info("a note was lost", agent=agent, note=type(note).__name__, error=str(error))
+            self.forget(agent)
 
     def take_notes(self) -> Iterator[tuple[str, bytes]]:
         for agent, notes in self._agent.get_new_notifs().items():

@@ -115,6 +115,8 @@ class Offer(Note, frozen=True, kw_only=True):
     end: int
     tokens_hash: int
     """Of the prompt up to `end`."""
+    rows_hash: int
+    """Of the rows that the sender was given: the address went through the caller's hands."""
 
 
 class Go(Note, frozen=True, kw_only=True):
@@ -162,6 +164,11 @@ def encode_note(note: Note) -> bytes:
 def decode_note(raw: bytes) -> AnyNote:
     """Raises `msgspec.DecodeError`."""
     return _decoder.decode(raw)
+
+
+def rows_hash(rows: Runs) -> int:
+    """A hash of reserved rows; equal in every process."""
+    return xxhash.xxh64_intdigest(_encoder.encode(rows))
 
 
 def tokens_hash(tokens: bytes) -> int:

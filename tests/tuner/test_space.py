@@ -49,3 +49,13 @@ def test_neighbours_reach_every_parameter():
     here = space.parameters(candidate)
     moved = {name for _ in range(300) for name, value in space.neighbour(candidate, rng).items() if value != here[name]}
     assert moved == here.keys() - {"layout"}
+
+
+def test_no_chunk_is_tried_that_is_larger_than_what_engines_have_left_memory_for():
+    fleet = engine_states(4)
+    space = Space(fleet)
+    most = fleet[0].profile.chunked_prefill_tokens
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=5))
+    tried = {space.candidate(study.ask()).knobs.chunked_prefill_tokens for _ in range(200)}
+    assert most in tried
+    assert max(tried) == most

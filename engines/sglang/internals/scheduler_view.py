@@ -39,6 +39,8 @@ class SchedulerView:
         self.device_id = 0 if self.device == "cpu" else int(torch.get_device_module(self.device).current_device())
         self.layout = _layout(self._pool, model, self.page_size, int(scheduler.tp_size))
         self.buffers = _buffers(self._pool) if self.obstacle is None else ()
+        # SGLang has left as much memory free as passes of this size take; `None` where prompts must not be cut at all.
+        self._most_chunk_tokens = scheduler.chunked_prefill_size
         self.bytes_per_token = sum(buffer.row_bytes for buffer in self.buffers) // self.page_size
 
     @property
@@ -142,8 +144,9 @@ class SchedulerView:
         )
 
     def set_knobs(self, wanted: Config) -> None:
-        if wanted.chunked_prefill_tokens is not None:
-            self._scheduler.chunked_prefill_size = wanted.chunked_prefill_tokens // self.page_size * self.page_size
+        if wanted.chunked_prefill_tokens is not None and self._most_chunk_tokens:
+            chunk_tokens = min(wanted.chunked_prefill_tokens, self._most_chunk_tokens)
+            self._scheduler.chunked_prefill_size = chunk_tokens // self.page_size * self.page_size
         if wanted.prefill_decode_interval is not None:
             self._scheduler.prefill_decode_interval = wanted.prefill_decode_interval
             self._scheduler._prefill_decode_interval_remaining = 0

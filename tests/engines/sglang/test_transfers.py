@@ -222,6 +222,22 @@ def test_a_receiver_that_dies_half_way_fails_the_transfer(pair, ids):
         pair.sender.handler.poll(busy=False)
     assert pair.sender.answer(call_id).code == "transfer_failed"
     assert pair.sender.view.locks.total() == 0
+    assert not pair.sender.transport.knows("r")  # so that the two have to meet again
+
+
+def test_two_transfers_that_share_the_way_say_so(pair, ids):
+    prompts = [ids(N), ids(N, 1000)]
+    pair.network.slow = True
+    call_ids = []
+    for number, prompt in enumerate(prompts):
+        address = reserve(pair, prompt, request_id=f"q{number}")
+        call_ids.append(pair.sender.tell(Send, rid=f"tt-{number}-q", prompt=prompt, address=address))
+        pair.settle()
+        list(pair.sender.prefill(f"tt-{number}-q", prompt[: (N - 1) * 4]))
+    pair.settle()
+    pair.network.slow = False
+    pair.settle()
+    assert [pair.sender.answer(call_id).report.sharing for call_id in call_ids] == [2, 1]
 
 
 def test_a_dead_sender_frees_the_receiver_within_the_ttl(pair, ids):

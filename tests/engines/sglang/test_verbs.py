@@ -60,6 +60,27 @@ async def test_strangers_meet_and_transfer(two):
     assert (await receiver.load())["kv_reserved_tokens"] == 0
 
 
+async def test_two_strangers_that_send_to_each_other_at_once_meet(two):
+    one, other = two
+    back = list(range(200, 221))
+    there, here = await reserve(other), await reserve(one, request_id="p", prompt=back)
+    answers = await asyncio.gather(
+        one.post("remote_send", **order(there)), other.post("remote_send", **order(here, request_id="p", prompt=back))
+    )
+    assert [each.status_code for each in answers] == [200, 200], [each.text for each in answers]
+
+
+async def test_an_address_whose_rows_were_changed_on_the_way_is_refused_before_anything_is_written(two, pair):
+    sender, receiver = two
+    reserved = await reserve(receiver)
+    address = decode_address(reserved["kv_addr_info"])
+    for rows in ([(0, 2**50)], [(first + 1, count) for first, count in address.rows], []):
+        changed = msgspec.structs.replace(address, rows=rows).encode()
+        refused = await sender.post("remote_send", **order({**reserved, "kv_addr_info": changed}))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "bad_request")
+    assert pair.network.writes == 0
+
+
 @pytest.mark.parametrize("with_checksums", [False, True])
 async def test_a_send_is_through_when_the_receiver_holds_it_whatever_the_senders_scheduler_has_heard(
     make_pair, free_port, monkeypatch, with_checksums

@@ -51,7 +51,7 @@ def test_equal_layouts_pass_and_others_are_told_apart_by_name():
 
 
 def test_notes_survive_their_spelling():
-    offer = Offer(send_id="s", request_id="r", nonce="n", epoch="e", begin=1, end=2, tokens_hash=2**64 - 1)
+    offer = Offer(send_id="s", request_id="r", nonce="n", epoch="e", begin=1, end=2, tokens_hash=2**64 - 1, rows_hash=7)
     assert decode_note(encode_note(offer)) == offer
     assert decode_note(encode_note(Held(send_id="s"))) == Held(send_id="s")
 

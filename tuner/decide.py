@@ -68,7 +68,10 @@ def _judge(
 
 
 def _learn(state: TunerState, observation: Observation, result: SearchResult | None) -> TunerState:
-    """Compare what was predicted for the plan in force with what clients got from it."""
+    """Compare what was predicted for the plan in force with what clients got from it.
+
+    Searches can follow each other faster than the measured interval moves on: only what is new in it counts.
+    """
     measured = observation.measured
     if result is None or measured is None or measured.offered_rps <= 0 or state.trigger is not None:
         return state
@@ -79,9 +82,16 @@ def _learn(state: TunerState, observation: Observation, result: SearchResult | N
         region(result.incumbent.candidate),
         predicted.goodput_rps / predicted.offered_rps,
         measured.goodput_rps / measured.offered_rps,
-        min(1.0, measured.requests / MEASURED_ENOUGH),
+        min(1.0, measured.requests / MEASURED_ENOUGH) * _new_share(state, observation, measured),
     )
-    return replace(state, corrections=corrections)
+    return replace(state, corrections=corrections, learnt_at_s=observation.now_s)
+
+
+def _new_share(state: TunerState, observation: Observation, measured: Measured) -> float:
+    """How much of the measured interval has not been learnt from yet."""
+    if state.learnt_at_s is None:
+        return 1.0
+    return min(1.0, (observation.now_s - state.learnt_at_s) / measured.span_s)
 
 
 # probation
@@ -126,8 +136,14 @@ def _take_back(
     """Bar the plan, and go back to the one before if that is an alternative; else search again at once."""
     barred = Barred(promise.candidate, observation.now_s + settings.barred_s)
     share = measured.goodput_rps / measured.offered_rps
-    corrections = state.corrections.learn(region(promise.candidate), promise.good_share, share)
-    state = replace(state, promise=None, barred=(*state.barred, barred), corrections=corrections)
+    corrections = state.corrections.learn(region(promise.candidate), promise.predicted_share, share)
+    state = replace(
+        state,
+        promise=None,
+        barred=(*state.barred, barred),
+        corrections=corrections,
+        learnt_at_s=observation.now_s,
+    )
     said = f"promised {promise.good_share:.0%} good requests, clients got {share:.0%} of {measured.requests}"
     if promise.previous is None:
         state = replace(state, trigger=Reason.BETTER_PLAN)

@@ -101,15 +101,15 @@ def _mean_z(before: Floats, arrived_s: Floats, span: tuple[float, float], after:
 
 
 def _rate_z(workload: Workload, regime_s: float, begin_s: float) -> float:
-    before = _counts(workload, regime_s, begin_s)
-    after = _counts(workload, begin_s, workload.span_s)
-    old, new = float(before.mean()), float(after.mean())
+    """How far the arrivals in a bin's time are apart, in standard errors."""
+    before, recent_bins = _counts(workload, regime_s, begin_s), (workload.span_s - begin_s) / COUNT_S
+    old, new = float(before.mean()), float((workload.arrived_s >= begin_s).sum()) / recent_bins
     floor = NO_ARRIVALS_RATE * COUNT_S
     least = LEAST_MOVE if workload.span_s - begin_s >= BURST_S else LEAST_BURST
     if abs(np.log(max(new, floor) / max(old, floor))) < least:
         return 0.0
     dispersion = max(1.0, float(before.var()) / max(old, floor)) * (1 + _memory(before))
-    error = _doubt(len(before)) * dispersion * max(old, floor) * (1 / len(before) + 1 / len(after))
+    error = _doubt(len(before)) * dispersion * max(old, floor) * (1 / len(before) + 1 / recent_bins)
     return (new - old) / float(np.sqrt(error))
 
 
@@ -128,8 +128,9 @@ def _memory(counts: Floats) -> float:
 
 
 def _counts(workload: Workload, begin_s: float, end_s: float) -> Floats:
-    bins = max(1, int((end_s - begin_s) / COUNT_S))
-    counts, _ = np.histogram(workload.arrived_s, bins=bins, range=(begin_s, end_s))
+    """Arrivals in whole bins, the last of which ends at `end_s`."""
+    bins = int((end_s - begin_s) / COUNT_S)
+    counts, _ = np.histogram(workload.arrived_s, bins=bins, range=(end_s - bins * COUNT_S, end_s))
     return counts.astype(np.float64)
 
 

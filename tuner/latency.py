@@ -133,7 +133,7 @@ class LatencyModels:
         """By kind and latency: the newest predictions against what then happened."""
         return {
             (name, latency): model.error()
-            for name, kind in self._kinds.items()
+            for name, kind in list(self._kinds.items())  # scrapes ask while a thread adds kinds
             for latency, model in kind.models.items()
         }
 

@@ -43,6 +43,8 @@ MOST_DOUBT = 0.25
 """How far rates of the second stage's workloads lie from what was seen: a rate known from few requests may be off.
 
 Running short of room costs more than having some to spare, so that a plan with room wins while little is known."""
+DOUBTS = (0, 1, -1)
+"""By turns. The first workload has the rate that was seen: what it gives is what is compared with what clients got."""
 
 FEWEST = 2
 STATIC_FINALISTS = 2
@@ -80,27 +82,37 @@ class Stretch(NamedTuple):
 
     workload: Workload
     edge_s: float
+    backlog_s: float
 
     def counted(self) -> NDArray[np.bool_]:
         arrived_s, span_s = self.workload.arrived_s, self.workload.span_s
         return (arrived_s >= self.edge_s) & (arrived_s < span_s - self.edge_s)
 
-    def rushed(self, seconds: float) -> Self:
-        return self._replace(workload=self.workload.rushed(seconds))
+    def rushed(self) -> Self:
+        """What arrives in the first `backlog_s` is there from the beginning, as in the fleet that a plan is for."""
+        return self._replace(workload=self.workload.rushed(self.backlog_s))
 
     def at_rate(self, factor: float) -> Self:
         return self._replace(workload=self.workload.at_rate(factor), edge_s=self.edge_s / factor)
 
 
 def _stretches(
-    workload: Workload, slos: SloTable, settings: TunerSettings, size: float, seed: int, count: int
+    workload: Workload,
+    slos: SloTable,
+    settings: TunerSettings,
+    size: float,
+    seed: int,
+    count: int,
+    backlog_s: float = 0.0,
 ) -> list[Stretch]:
     """Bootstrapped traffic, of which `size` of the settings' horizon counts, or less if there is too much of it."""
     edge_s, counted_s = _lasting_s(workload, slos), size * settings.horizon_s
-    span_s = counted_s + 2 * edge_s
+    span_s = backlog_s + counted_s + 2 * edge_s
     shrunk = min(1.0, settings.max_simulated_requests / max(workload.rate_rps, 1e-9) / span_s)
     rng = np.random.default_rng(seed)
-    return [Stretch(workload.bootstrap(rng, shrunk * span_s), shrunk * edge_s) for _ in range(count)]
+    return [
+        Stretch(workload.bootstrap(rng, shrunk * span_s), shrunk * edge_s, shrunk * backlog_s) for _ in range(count)
+    ]
 
 
 def _lasting_s(workload: Workload, slos: SloTable) -> float:
@@ -122,10 +134,10 @@ class Course:
     def of(cls, task: SearchTask, run: Simulator) -> "Course":
         known = (task.workload, task.slos, task.settings)
         doubt = min(MOST_DOUBT, DOUBT_Z / math.sqrt(max(1, len(task.workload))))
-        longer = _stretches(*known, 1.0, task.seed + 1, task.settings.replicas)
-        unsure = [each.at_rate(1 + doubt * (number % 3 - 1)) for number, each in enumerate(longer)]
-        stretches = [*_stretches(*known, SHORT, task.seed, 1), *unsure]
-        return cls(_fleet(task.engines), task.slos, [each.rushed(task.backlog_s) for each in stretches], run)
+        longer = _stretches(*known, 1.0, task.seed + 1, task.settings.replicas, task.backlog_s)
+        unsure = [each.at_rate(1 + doubt * DOUBTS[number % 3]) for number, each in enumerate(longer)]
+        stretches = [*_stretches(*known, SHORT, task.seed, 1, task.backlog_s), *unsure]
+        return cls(_fleet(task.engines), task.slos, [each.rushed() for each in stretches], run)
 
     def forecast(self, plan: Plan, index: int) -> Forecast:
         stretch = self.stretches[index]

@@ -18,6 +18,8 @@ class Promise:
     candidate: Candidate
     good_share: float
     """Of offered requests, as predicted and corrected."""
+    predicted_share: float
+    """The same before it was corrected, for the corrections to learn from."""
     offered_rps: float
     made_at_s: float
     previous: Candidate | None
@@ -57,6 +59,8 @@ class TunerState:
     """Looked better in the last search, but once is not enough while nothing moves."""
     winners: tuple[Winner, ...] = ()
     corrections: Corrections = field(default_factory=Corrections)
+    learnt_at_s: float | None = None
+    """When the corrections last learnt of what clients got."""
     slo_version: int | None = None
     engine_ids: tuple[str, ...] = ()
     searches: int = 0

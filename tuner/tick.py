@@ -103,6 +103,7 @@ def _promise(decision: Decision, previous: Candidate | None, now_s: float) -> Pr
     return Promise(
         candidate=expected.candidate,
         good_share=expected.goodput_rps / expected.offered_rps,
+        predicted_share=expected.forecast.goodput_rps / max(expected.forecast.offered_rps, 1e-9),
         offered_rps=expected.offered_rps,
         made_at_s=now_s,
         previous=previous,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.traffic import engine_states, traffic
-from tuner.candidates import candidate_of, data_parallel, explicit_knobs, plan_of, split
+from tuner.candidates import candidate_of, data_parallel, explicit_knobs, plan_of, region, split
 from tuner.corrections import Corrections
 from tuner.decide import PATIENCE, decide
 from tuner.plan import HotPrefix
@@ -114,7 +114,7 @@ def test_falling_back_to_a_static_baseline_is_named_so():
 
 
 def promise(previous=PLAIN, share=0.9, made_at_s=NOW_S - 70):
-    return Promise(SPLIT, share, OFFERED, made_at_s, previous)
+    return Promise(SPLIT, share, share, OFFERED, made_at_s, previous)
 
 
 def test_a_broken_promise_at_comparable_load_is_rolled_back_and_the_plan_barred():
@@ -189,10 +189,28 @@ def test_a_barred_plan_is_passed_over_until_its_time_is_up():
 
 def test_what_clients_got_corrects_the_next_prediction():
     result = searched((PLAIN, 18.0), (SPLIT, 15.0))
-    state = SETTLED
-    for _ in range(20):
-        state, _ = decide(state, observed(measured=measured(9.0)), result, Mode.AUTO, SETTINGS)
+    state, seen = SETTLED, measured(9.0)
+    for number in range(20):
+        later = replace(observed(measured=seen), now_s=NOW_S + number * seen.span_s)
+        state, _ = decide(state, later, result, Mode.AUTO, SETTINGS)
     assert state.corrections.factor("data_parallel/0/0") < 0.65
+
+
+def test_what_was_measured_once_teaches_once_however_often_plans_are_searched():
+    result = searched((PLAIN, 18.0), (SPLIT, 15.0))
+    once, _ = decide(SETTLED, observed(measured=measured(9.0)), result, Mode.AUTO, SETTINGS)
+    again = once
+    for _ in range(20):
+        again, _ = decide(again, observed(measured=measured(9.0)), result, Mode.AUTO, SETTINGS)
+    assert again.corrections.factor("data_parallel/0/0") == once.corrections.factor("data_parallel/0/0")
+
+
+def test_a_broken_promise_teaches_by_what_was_predicted_before_it_was_corrected():
+    held = replace(promise(share=0.6), predicted_share=0.9)
+    after, _ = decide(
+        replace(SETTLED, promise=held), observed(SPLIT, measured(0.4 * OFFERED)), None, Mode.AUTO, SETTINGS
+    )
+    assert after.corrections == Corrections().learn(region(SPLIT), 0.9, 0.4)
 
 
 def test_the_moment_traffic_moves_teaches_nothing():

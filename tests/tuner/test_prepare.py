@@ -99,7 +99,10 @@ def test_goodput_far_below_what_was_predicted_is_a_shift_even_if_the_demand_show
         pytest.param(0.5, 100, {"expected_share": None}, id="nothing was predicted"),
         pytest.param(0.5, 100, {"regime_since_s": EPOCH_S + 60}, id="something moved a moment ago"),
         pytest.param(
-            0.5, 100, {"promise": Promise(next(static_baselines(FLEET)), 0.95, 10, EPOCH_S, None)}, id="on probation"
+            0.5,
+            100,
+            {"promise": Promise(next(static_baselines(FLEET)), 0.95, 0.95, 10, EPOCH_S, None)},
+            id="on probation",
         ),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 from engines.emulated.profile import load_profile
 from tuner.candidates import candidate_of, data_parallel, explicit_knobs, plan_of, split, static_baselines
 from tuner.plan import BOOTSTRAP_PLAN
-from tuner.search import search, what_if
+from tuner.search import Course, search, what_if
 from tuner.settings import TunerSettings
 from tuner.slo import Slo, SloTable
 from tuner.task import SearchTask
@@ -91,6 +91,23 @@ def test_a_search_out_of_time_still_compares_the_plan_in_force_with_another():
     candidates = {each.candidate for each in found.ranked}
     assert candidate_of(BOOTSTRAP_PLAN, FLEET) in candidates
     assert len(candidates) >= 2
+
+
+def test_the_forecast_of_a_plan_is_of_traffic_at_the_rate_that_was_seen():
+    """What clients got is held against it; the workloads after the first are faster and slower."""
+    course = Course.of(task_of(writing(1, 30, output_tokens=5)), simulate)
+    seen, first, faster, slower = (each.edge_s for each in course.stretches[:4])
+    assert faster < first == seen < slower
+
+
+@pytest.mark.parametrize("rate_rps", [20, 90, 400])
+def test_after_a_shift_plans_for_any_rate_are_compared_behind_what_piled_up(rate_rps):
+    settings = TunerSettings(max_simulated_requests=500, trials=3)
+    course = Course.of(task_of(writing(rate_rps, 30), settings=settings, backlog_s=10.0), simulate)
+    for stretch in course.stretches:
+        assert stretch.counted().any()
+        assert stretch.workload.span_s > 2 * stretch.edge_s
+    assert search(task_of(writing(rate_rps, 30), settings=settings, backlog_s=10.0), still_clock).ranked
 
 
 def test_simulations_stay_within_the_bound_on_requests():

@@ -14,6 +14,14 @@ def test_an_engine_warms_up_after_it_was_first_seen():
     assert [warming(warm_up, "a", at_s) for at_s in (99.0, 100.0, 109.9, 110.0)] == [False, True, True, False]
 
 
+def test_an_engine_that_joined_between_two_looks_warms_up_from_the_first_of_them():
+    warm_up = WarmUp(warm_up_s=10)
+    warm_up.seen({"a": "1"}, 95.0)
+    warm_up.seen({"a": "1", "b": "1"}, 100.0)
+    moments = (94.0, 95.0, 99.0, 109.9, 110.0)
+    assert [warming(warm_up, "b", at_s) for at_s in moments] == [False, True, True, True, False]
+
+
 def test_a_new_epoch_is_a_new_engine():
     warm_up = WarmUp(warm_up_s=10)
     warm_up.seen({"a": "1"}, 0.0)

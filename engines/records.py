@@ -14,6 +14,9 @@ class Outcome(enum.StrEnum):
 
     OK = "ok"
     CLIENT_LEFT = "client_left"
+    """Before it could be told whether the fleet keeps its promise."""
+    GAVE_UP = "gave_up"
+    """The client left too, but its TTFT bound was broken by then."""
     REJECTED = "rejected"
     """The request itself was wrong (4xx)."""
     SHED = "shed"

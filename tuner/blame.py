@@ -41,10 +41,12 @@ REFUSALS = frozenset({Outcome.SHED, Outcome.NO_ROOM})
 def misses(record: RequestRecord, slo: Slo) -> tuple[Miss, ...]:
     """Which bounds a finished request missed, and why; empty if it met both or does not count.
 
-    A request that was refused or failed has missed both.
+    A request that was refused or failed has missed both; of one that was given up, only the first is known.
     """
     if record.outcome in NOT_COUNTED:
         return ()
+    if record.outcome is Outcome.GAVE_UP:
+        return ((Bound.TTFT, ttft_cause(record)),)
     if record.outcome is not Outcome.OK:
         cause = Cause.REFUSED if record.outcome in REFUSALS else Cause.ERROR
         return (Bound.TTFT, cause), (Bound.TPOT, cause)
@@ -57,7 +59,7 @@ def misses(record: RequestRecord, slo: Slo) -> tuple[Miss, ...]:
 
 
 def ttft_cause(record: RequestRecord) -> Cause:
-    """The largest part of the time to the first token. Of equal ones the first in the order of `PARTS`.
+    """The largest part of the time to the first token, or of the wait for it. Of equal ones the first in `PARTS`.
 
     What no part accounts for went by before an engine began: in queues, or on engines that failed.
     """
@@ -65,6 +67,7 @@ def ttft_cause(record: RequestRecord) -> Cause:
     decode_s = 0.0 if record.stream else record.decode_s or 0.0
     parts_s = (record.queue_s or 0.0, record.prefill_s or 0.0, record.transfer_s or 0.0, decode_s)
     largest_s = max(parts_s)
-    if (record.ttft_s or 0.0) - sum(parts_s) > largest_s:
+    waited_s = record.e2e_s if record.ttft_s is None else record.ttft_s
+    if waited_s - sum(parts_s) > largest_s:
         return Cause.ERROR if record.attempts > 1 else Cause.QUEUE
     return PARTS[parts_s.index(largest_s)]

@@ -109,8 +109,8 @@ def clean_records(records: Sequence[RequestRecord], now_s: float) -> Cleaned:
 
 
 def _ttft_cause(record: RequestRecord) -> int:
-    """Only what ended well has parts to tell apart."""
-    if record.outcome is Outcome.OK:
+    """What was refused or failed has no parts to tell apart."""
+    if record.outcome in (Outcome.OK, Outcome.GAVE_UP):
         return _CAUSE[ttft_cause(record)]
     return _CAUSE[Cause.REFUSED if record.outcome in REFUSALS else Cause.ERROR]
 

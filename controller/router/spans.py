@@ -8,7 +8,7 @@ from engines.records import Outcome, RequestRecord
 from engines.tracing import UNTRACED, Span, Trace, Tracer, Untraced
 
 OPERATIONS = {"chat": "chat", "completions": "text_completion"}
-OURS = frozenset({Outcome.FAILED, Outcome.TIMEOUT, Outcome.SHED, Outcome.NO_ROOM})
+OURS = frozenset({Outcome.FAILED, Outcome.TIMEOUT, Outcome.GAVE_UP, Outcome.SHED, Outcome.NO_ROOM})
 """Outcomes that are the service's failure. A client that leaves, or asks for what makes no sense, is none."""
 
 Begin = Callable[[Request], Span]

@@ -59,7 +59,14 @@ def test_both_bounds_can_be_missed_each_for_its_own_cause() -> None:
     assert misses(late, SLO) == ((Bound.TTFT, Cause.TRANSFER), (Bound.TPOT, Cause.DECODE))
 
 
-@pytest.mark.parametrize("outcome", [each for each in Outcome if each is not Outcome.OK])
+def test_a_request_that_was_given_up_missed_the_bound_that_it_was_waiting_for() -> None:
+    waiting = record(Outcome.GAVE_UP, ttft_s=None, e2e_s=9.0, queue_s=5.0)
+    assert misses(waiting, SLO) == ((Bound.TTFT, Cause.QUEUE),)
+    prefilling = record(Outcome.GAVE_UP, ttft_s=None, e2e_s=9.0, queue_s=1.0, prefill_s=7.0)
+    assert misses(prefilling, SLO) == ((Bound.TTFT, Cause.PREFILL),)
+
+
+@pytest.mark.parametrize("outcome", [each for each in Outcome if each not in (Outcome.OK, Outcome.GAVE_UP)])
 def test_what_was_refused_or_failed_missed_both_and_what_the_client_did_does_not_count(outcome: Outcome) -> None:
     cause = Cause.REFUSED if outcome in (Outcome.SHED, Outcome.NO_ROOM) else Cause.ERROR
     expected = () if outcome in NOT_COUNTED else ((Bound.TTFT, cause), (Bound.TPOT, cause))

@@ -289,7 +289,17 @@ def test_what_is_measured_is_recent_once_that_is_enough():
     assert (seen.requests, seen.goodput_rps) == (100, seen.offered_rps)
 
 
-def test_refused_and_failed_requests_miss_both_bounds_and_those_that_left_do_not_count():
+def test_those_who_give_up_waiting_are_demand_that_was_not_met():
+    """Else a plan that is too slow would be judged by the patient alone."""
+    nothing = {"ttft_s": None, "tpot_s": None, "output_tokens": None}
+    window = window_of([*many(30, prefix="gave_up", outcome=Outcome.GAVE_UP, **nothing), *many(30)])
+    seen = window.measured(NOW_S, SLOS, 1, NOW_S - 100)
+    assert seen is not None
+    assert (seen.requests, seen.attainment) == (60, {"default": pytest.approx(0.5)})
+    assert seen.causes == {Cause.QUEUE: 30}
+
+
+def test_refused_and_failed_requests_miss_both_bounds_and_those_that_left_in_time_do_not_count():
     nothing = {"ttft_s": None, "tpot_s": None, "output_tokens": None}
     window = window_of(
         [

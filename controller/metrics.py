@@ -158,12 +158,12 @@ class _Series:
         self.outcomes.clear()
         self.misses.clear()
         for at, series in enumerate(self._by_part):
-            series.inc(self.parts_s[at])
+            series.inc(max(0.0, self.parts_s[at]))  # engines tell them, and a counter takes nothing below 0
             self.parts_s[at] = 0.0
         for at, series in enumerate(self._by_source):
-            series.inc(self.prompt_tokens[at])
+            series.inc(max(0, self.prompt_tokens[at]))
             self.prompt_tokens[at] = 0
-        self._output_tokens.inc(self.output_tokens)
+        self._output_tokens.inc(max(0, self.output_tokens))
         self._good.inc(self.good)
         self.output_tokens = self.answered = self.good = 0
         for tally in (self.ttft, self.tpot, self.e2e):

@@ -89,7 +89,10 @@ class SearchWorker:
             return self._process
         if self._process is not None:
             await self._end(self._process)
-        process = self._process = await _spawn()
+        try:
+            process = self._process = await _spawn()
+        except OSError as error:  # no memory or no process to be had
+            raise WorkerFailed(f"no search worker could be started: {error}") from error
         began_s = time.monotonic()
         await self._ask(process, WARM_UP_S, self._prepare, (), {})
         log.info("search worker is ready", pid=process.pid, seconds=round(time.monotonic() - began_s, 1))

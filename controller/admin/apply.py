@@ -44,6 +44,8 @@ class KnobApplier:
                 await self.apply()
             except (StoreUnavailable, BadDocument) as error:
                 log.warning("cannot see what engines should do", error=str(error))
+            except Exception:  # one bad round must take neither the API nor the next round with it
+                log.exception("engines could not be told their knobs")
             await asyncio.sleep(poll_s)
 
     async def apply(self) -> None:

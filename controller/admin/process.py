@@ -78,6 +78,8 @@ async def _bootstrap(services: Services) -> None:
         log.warning("waiting for the store", error=str(error))
     except BadDocument as error:
         log.error("a document in the store is none; put another", error=str(error))
+    except Exception:  # tried again in the next round; it must not take the API with it
+        log.exception("documents could not be put in place")
 
 
 class _Server(uvicorn.Server):

@@ -13,5 +13,6 @@ def open_store(url: str, timeout_s: float = 2.0) -> Store:
     if url == "memory://":
         return MemoryStore()
     if not url.startswith(("redis://", "rediss://", "unix://")):
-        raise ValueError(f"{url!r} is not the address of a store: give redis://host:port/0, or memory://")
+        given = url.partition("://")[0] + "://" if "://" in url else "no scheme"  # the rest may hold a password
+        raise ValueError(f"the address of the store begins with {given}: give redis://host:port/0, or memory://")
     return RedisStore.from_url(url, timeout_s)

@@ -36,6 +36,20 @@ async def test_answers_are_those_of_the_jobs_that_were_asked(worker: SearchWorke
     assert answers == [2 * number for number in range(10)]
 
 
+async def test_a_machine_that_gives_no_process_fails_the_job_and_not_the_controller(
+    worker: SearchWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: object, **__: object) -> None:
+        raise BlockingIOError("no more processes")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio, "create_subprocess_exec", refused)
+        await worker.warm_up()
+        with pytest.raises(WorkerFailed, match="no more processes"):
+            await worker.run(LIVENESS_S, os.getpid)
+    assert await worker.run(LIVENESS_S, os.getpid) == worker.pid
+
+
 async def test_megabytes_go_both_ways(worker: SearchWorker) -> None:
     assert await worker.run(LIVENESS_S, operator.mul, b"x" * 1_000_000, 3) == b"x" * 3_000_000
 

@@ -35,3 +35,9 @@ async def test_closing_ends_watches(store: Store) -> None:
 def test_an_address_that_is_no_stores_is_refused_with_an_example(url: str) -> None:
     with pytest.raises(ValueError, match=r"redis://host:port"):
         open_store(url)
+
+
+def test_a_refused_address_is_not_repeated_with_its_password() -> None:
+    with pytest.raises(ValueError, match="reddis://") as refused:
+        open_store("reddis://operator:s3cret@127.0.0.1:1/0")
+    assert "s3cret" not in str(refused.value)

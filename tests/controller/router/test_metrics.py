@@ -105,6 +105,17 @@ def test_prompt_tokens_are_told_apart_by_where_their_kv_came_from(
     assert registry.get_sample_value("trimtab_output_tokens_total", LABELS) == 5
 
 
+def test_what_an_engine_tells_that_cannot_be_breaks_no_counter(
+    registry: CollectorRegistry, metrics: RouterMetrics
+) -> None:
+    absurd = {"queue_s": -5.0, "prefill_s": -1.0, "prompt_tokens": 5, "cached_tokens": -7, "output_tokens": -3}
+    metrics.finished(record(Outcome.OK, ttft_s=0.1, **absurd), SLO)
+    for answered in (1, 2):
+        metrics.fold()
+        assert registry.get_sample_value("trimtab_requests_total", LABELS | {"outcome": "ok"}) == answered
+        metrics.finished(record(Outcome.OK, ttft_s=0.1), SLO)
+
+
 @pytest.mark.parametrize(("flags", "expected"), [("01", {TRACE_ID}), ("00", set())])
 def test_a_trace_that_is_kept_is_an_exemplar_of_its_bucket(
     registry: CollectorRegistry, metrics: RouterMetrics, flags: str, expected: set[str]

@@ -29,7 +29,8 @@ class Timeouts(BaseModel, frozen=True):
     connect_s: float = Field(default=2.0, gt=0)
     verb_s: float = Field(default=5.0, gt=0, description="prep_recv, abort, info, load, config, tokenize")
     transfer_s: float = Field(default=60.0, gt=0, description="remote_send: prefill and transfer")
-    first_byte_s: float = Field(default=300.0, gt=0, description="start_generate until the first byte")
+    first_byte_s: float = Field(default=300.0, gt=0, description="start_generate until the first byte of a stream")
+    answer_s: float = Field(default=1800.0, gt=0, description="start_generate until a plain answer is whole")
     idle_s: float = Field(default=120.0, gt=0, description="between two pieces of a generation")
 
 

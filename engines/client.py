@@ -26,6 +26,9 @@ class VerbTimeouts:
     verb_s: float = 5.0
     transfer_s: float = 60.0
     first_byte_s: float = 300.0
+    """Of a stream."""
+    answer_s: float = 1800.0
+    """A whole answer that is not streamed: its first byte is its end."""
     idle_s: float = 120.0
 
 
@@ -122,8 +125,10 @@ class EngineClient:
         begin: int = 0,
         resume: list[ResumedChoice] | None = None,
         trace: Trace | None = None,
+        *,
+        stream: bool = True,
     ) -> Exchange:
-        """Start a generation whose answer goes to `sink`. The client's body is spliced in as it came.
+        """Start a generation whose answer goes to `sink`. The client's body, which says `stream`, goes in as it came.
 
         `client_body` must be a valid JSON document; it is not encoded again.
         """
@@ -134,7 +139,8 @@ class EngineClient:
             parts += (b',"resume":', msgspec.json.encode(resume))
         parts += (b',"body":', client_body, b"}")
         request = self._request(b"POST /microserving/start_generate HTTP/1.1\r\n", b"".join(parts), trace)
-        return Exchange(self._pool, request, sink, self._timeouts.first_byte_s, self._timeouts.idle_s).start()
+        first_byte_s = self._timeouts.first_byte_s if stream else self._timeouts.answer_s
+        return Exchange(self._pool, request, sink, first_byte_s, self._timeouts.idle_s).start()
 
     async def abort(self, request_id: str, trace: Trace | None = None) -> None:
         """Free a reservation or stop a generation; fine if there is none."""
@@ -194,7 +200,7 @@ def answered_error(status: int, headers: Mapping[bytes, bytes], content: bytes) 
     """The exception that an engine's error answer stands for, whatever shape its body has."""
     try:
         raised = msgspec.json.decode(content, type=_ErrorAnswer).error
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         raised = _Raised(message=content[:200].decode(errors="replace"))
     code = raised.code if isinstance(raised.code, str) else None
     return errors.from_answer(status, code, raised.message, retry_after_s(headers))
@@ -212,5 +218,5 @@ def _decode(content: bytes, kind: type[Answer] | None) -> Answer:
         return None  # type: ignore[return-value]
     try:
         return msgspec.json.decode(content, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise errors.EngineUnreachable(f"the engine's answer is not a {kind.__name__}: {error}") from error

@@ -17,6 +17,7 @@ from engines.errors import EngineTimeout, EngineUnreachable
 SWEEP_S = 0.05
 """How late a time-out may fire."""
 NEVER = float("inf")
+CLOSED = "the connections to this engine were closed"
 
 
 class Sink(Protocol):
@@ -75,13 +76,16 @@ class Connection(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            what = type(error.__context__).__name__  # its message may quote the answer
+            self.fail(EngineUnreachable(f"the engine's answer cannot be understood: {what}"))
         except httptools.HttpParserError as error:
-            self._fail(EngineUnreachable(f"the engine's answer is not HTTP: {error}"))
+            self.fail(EngineUnreachable(f"the engine's answer is not HTTP: {error}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         self._pool.dropped(self)
-        self._fail(EngineUnreachable(f"the engine closed the connection: {exc or 'end of stream'}"))
+        self.fail(EngineUnreachable(f"the engine closed the connection: {exc or 'end of stream'}"))
 
     # httptools callbacks
 
@@ -99,6 +103,7 @@ class Connection(asyncio.Protocol):
         sink, parser = self._sink, self._parser
         if sink is None or parser is None or parser.get_status_code() < 200:
             return
+        sink.on_end()  # if it raises, the exchange has failed after all
         self._sink = None
         self._pool.over(self)
         self.resume()  # a slow client may have paused it with the very piece that ended the answer
@@ -106,7 +111,6 @@ class Connection(asyncio.Protocol):
             self._pool.give_back(self)
         else:
             self.close()
-        sink.on_end()
 
     # for the pool's users
 
@@ -153,9 +157,9 @@ class Connection(asyncio.Protocol):
             if self._deadline_s != NEVER:
                 self._deadline_s = now_s + self._idle_s
         elif self._deadline_s < now_s:
-            self._fail(EngineTimeout("the engine sent nothing for too long"))
+            self.fail(EngineTimeout("the engine sent nothing for too long"))
 
-    def _fail(self, error: EngineUnreachable) -> None:
+    def fail(self, error: EngineUnreachable) -> None:
         sink = self._sink
         self.close()
         if sink is not None:
@@ -176,6 +180,7 @@ class Pool:
         self._emptied = asyncio.Event()
         self._busy: set[Connection] = set()
         self._sweep: asyncio.TimerHandle | None = None
+        self._closed = False
 
     def idle(self) -> Connection | None:
         """The most recently used idle connection, if there is one; the caller owns it until its exchange ends."""
@@ -187,15 +192,18 @@ class Pool:
         return None
 
     async def connect(self) -> Connection:
-        """A new connection. Raises `EngineUnreachable` or `EngineTimeout`."""
+        """A new connection. Raises `EngineUnreachable`: an engine that cannot be reached in time has begun nothing."""
         try:
             async with asyncio.timeout(self._connect_s):
                 _, connection = await self.loop.create_connection(lambda: Connection(self), self.host, self.port)
         except TimeoutError as error:
-            raise EngineTimeout(f"no connection to {self.host}:{self.port} within {self._connect_s} s") from error
+            raise EngineUnreachable(f"no connection to {self.host}:{self.port} within {self._connect_s} s") from error
         except (OSError, UnicodeError) as error:  # the latter for a host name that cannot be one
             raise EngineUnreachable(f"cannot connect to {self.host}:{self.port}: {error}") from error
         self._open.add(connection)
+        if self._closed:
+            connection.close()
+            raise EngineUnreachable(CLOSED)
         return connection
 
     def begun(self, connection: Connection) -> None:
@@ -225,10 +233,11 @@ class Pool:
             self._emptied.set()
 
     async def aclose(self) -> None:
-        """Close every connection, also those in use; returns once the sockets are gone."""
+        """Close every connection; what is under way fails, so that nobody waits for it. Returns once all are gone."""
+        self._closed = True
         self._emptied.clear()
         for connection in tuple(self._open):
-            connection.close()
+            connection.fail(EngineUnreachable(CLOSED))
         if self._open:
             await self._emptied.wait()
         if self._sweep is not None:
@@ -250,6 +259,7 @@ class Exchange:
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._aborted = False
+        self._paused = False
 
     def start(self) -> "Exchange":
         connection = self._pool.idle()
@@ -260,10 +270,12 @@ class Exchange:
         return self
 
     def pause(self) -> None:
+        self._paused = True
         if self._connection is not None:
             self._connection.pause()
 
     def resume(self) -> None:
+        self._paused = False
         if self._connection is not None:
             self._connection.resume()
 
@@ -303,3 +315,5 @@ class Exchange:
     def _begin(self, connection: Connection) -> None:
         self._connection = connection
         connection.send(self._request, self, self._first_byte_s, self._idle_s)
+        if self._paused:
+            connection.pause()

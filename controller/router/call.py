@@ -190,6 +190,8 @@ class Call:
                 raise EngineUnreachable("no engine is left to decode on")
             await self.wait_for_room(self._lack(), first=waited)
             waited = True
+            if self.plan.knobs.admission is Admission.QUEUE:
+                await self.admit(waited)  # others may have been admitted meanwhile
 
     async def send_kv(self, reservation: Reservation) -> bool:
         """Prefill on the best prefill engine and move the KV into the reservation; false if D must recompute.
@@ -236,11 +238,13 @@ class Call:
         self.placement = place(self.plan, request, self.desk.fleet.views, self._turn)
         return self.placement
 
-    async def admit(self) -> None:
-        """Apply the plan's admission; raises `ApiError` for what is shed or cannot get in."""
+    async def admit(self, waited: bool = False) -> None:
+        """Apply the plan's admission; raises `ApiError` for what is shed or cannot get in.
+
+        Who has `waited` before waits on at the head of the queue.
+        """
         if self.plan.knobs.admission is Admission.OFF:
             return
-        waited = False
         while self.placement.decode:
             verdict = self._verdict()
             if verdict is Verdict.ADMIT:

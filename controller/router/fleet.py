@@ -49,7 +49,10 @@ class Lease:
 
 
 class TransferSlot:
-    """One of the transfers that a decode engine may receive at a time, from before its reservation to `release`."""
+    """One of the transfers that a decode engine may receive at a time, from before its reservation to `release`.
+
+    Its request is in flight there by then: it will decode there and nowhere else, unless something fails.
+    """
 
     __slots__ = ("_engine", "_released")
 
@@ -57,11 +60,15 @@ class TransferSlot:
         self._engine = engine
         self._released = False
         engine.own_transfers += 1
+        engine.own_inflight += 1
+        engine.refresh()
 
     def release(self) -> None:
         if not self._released:
             self._released = True
             self._engine.own_transfers -= 1
+            self._engine.own_inflight -= 1
+            self._engine.refresh()
 
 
 @dataclass(slots=True)
@@ -75,6 +82,10 @@ class Engine:
     own_inflight: int = 0
     own_pending_tokens: int = 0
     own_transfers: int = 0
+    answers: bool = False
+    """Whether the last poll succeeded, if only to say that the engine drains."""
+    unreported: list[Lease] = field(default_factory=list)
+    """Whose prefill nothing will tell the end of, until the engine's own figure is newer than they are."""
     _reported_inflight: int = 0
 
     @property
@@ -89,8 +100,15 @@ class Engine:
         own, seen = self.own_pending_tokens, reported.pending_prefill_tokens
         view.pending_prefill_tokens = own if own > seen else seen
 
-    def report(self, load: EngineLoad) -> None:
-        """Take in a fresh load snapshot; an engine that answers and does not drain is available."""
+    def report(self, load: EngineLoad, covered: int = 0) -> None:
+        """Take in a fresh load snapshot; an engine that answers and does not drain is available.
+
+        The first `covered` of `unreported` were under way when it was asked for: what they still wait for is in it.
+        """
+        for lease in self.unreported[:covered]:
+            lease.prefilled()
+        del self.unreported[:covered]
+        self.answers = True
         self.reported = load
         self._reported_inflight = load.running + load.queued
         self.view.available = not load.draining
@@ -100,6 +118,7 @@ class Engine:
 
     def failed(self) -> None:
         """The engine did not answer: use it no more until a poll succeeds."""
+        self.answers = False
         self.view.available = False
 
 
@@ -171,7 +190,7 @@ class Fleet:
             self._polls[url] = group.create_task(self._poll(url))
         for url in self._polls.keys() - announced - self._given:
             engine = self._at(url)
-            if engine is None or not engine.view.available:
+            if engine is None or not engine.answers:
                 self._polls.pop(url).cancel()
                 await self._remove(engine)
 
@@ -195,12 +214,20 @@ class Fleet:
             if engine is None or not engine.view.available:
                 engine = await self._meet(url, await client.info(), client)
             if engine is not None:
-                engine.report(await client.load())
+                covered = len(engine.unreported)
+                engine.report(await client.load(), covered)
         except EngineError as error:
-            if engine is not None and engine.view.available:
-                log.warning("engine_lost", engine=engine.engine_id, error=error.message)
-                engine.failed()
+            self._lost(engine, error.message)
+        except Exception as error:
+            # The polls share a task group: one that ended would take the streams of all engines with it.
+            log.exception("poll_failed", url=url)
+            self._lost(engine, type(error).__name__)
         self._on_change()
+
+    def _lost(self, engine: Engine | None, why: str) -> None:
+        if engine is not None and engine.answers:
+            log.warning("engine_lost", engine=engine.engine_id, error=why)
+            engine.failed()
 
     async def _meet(self, url: str, info: EngineInfo, client: EngineClient) -> Engine | None:
         known = self._at(url)

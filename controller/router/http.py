@@ -17,6 +17,7 @@ import httptools
 
 from controller.settings import Limits
 
+NO_UPGRADE = "this server does not upgrade connections: have the client speak plain HTTP/1.1"
 HIGH_WATER_BYTES = 64 * 1024
 LINGER_S = 2.0
 SEPARATORS_BYTES = len(": \r\n")
@@ -117,7 +118,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self.refuse(400, "this server does not upgrade connections")
+            self.refuse(400, NO_UPGRADE)
         except httptools.HttpParserCallbackError:
             raise  # a fault of ours, not of the client
         except httptools.HttpParserError as error:
@@ -186,7 +187,7 @@ class ClientConnection(asyncio.Protocol):
         elif (refused := self._server.gate(self._target, self._headers)) is not None:
             self.refuse(*refused)
         elif self._parser.should_upgrade():
-            self.refuse(400, "this server does not upgrade connections")
+            self.refuse(400, NO_UPGRADE)
         elif b"expect" in self._headers:
             self._answer_expectation(self._headers[b"expect"])
 
@@ -230,11 +231,15 @@ class ClientConnection(asyncio.Protocol):
 
     def start(self, status: int, content_type: bytes, first: bytes, flow: Flow, extra: Headers = b"") -> None:
         """Begin a streamed answer with its first piece; `flow` is paused while the client is slow."""
+        self.follow(flow)
+        framing = b"transfer-encoding: chunked" if self._chunked else b"cache-control: no-cache"
+        self._write(b"%b\r\n%b" % (self._head(status, content_type, extra, framing), self._framed(first)))
+
+    def follow(self, flow: Flow) -> None:
+        """From now on `flow` is what makes the streamed answer."""
         self._flow = flow
         if self._full:
             flow.pause()
-        framing = b"transfer-encoding: chunked" if self._chunked else b"cache-control: no-cache"
-        self._write(b"%b\r\n%b" % (self._head(status, content_type, extra, framing), self._framed(first)))
 
     def write(self, data: bytes) -> None:
         """Send the next piece of a stream."""

@@ -21,6 +21,9 @@ from engines.types import EngineTimings
 
 EVENT_END = b"\n\n"
 DONE = b"data: [DONE]\n\n"
+FAILED_EVENTS = (b'data: {"error"', b'"finish_reason":"abort"', b'"finish_reason": "abort"')
+"""How an engine that fails once its stream has begun says so. Text cannot forge them: its quotes are escaped."""
+LAST_PIECES = 4
 PIECES_PER_CHECK = 256
 """How often the size of what is kept is looked at; adding it up per piece would cost every stream."""
 TIMINGS_KEY = TIMINGS_HEADER.encode()
@@ -83,6 +86,12 @@ class Delivery:
     def complete(self) -> bool:
         """Whether the client has the end of the stream; many hang up at that very moment, before the engine does."""
         return self.ended or (bool(self._kept) and self._kept[-1].endswith(DONE))
+
+    def settle(self) -> None:
+        """The stream has ended: see whether it says itself that the answer failed."""
+        last = b"".join(self._kept[-LAST_PIECES:])
+        if any(each in last for each in FAILED_EVENTS):
+            self.outcome, self.error_code = Outcome.FAILED, "engine_failed"
 
     @property
     def output_tokens(self) -> int:
@@ -162,6 +171,11 @@ class StreamRelay:
             self.done.set_exception(error)
 
     # Flow: back-pressure from the client to the engine
+
+    def follow(self) -> None:
+        """Take over a stream that another engine began."""
+        if self._begun:
+            self._client.follow(self)
 
     def pause(self) -> None:
         if self.exchange is not None:

@@ -34,7 +34,16 @@ Exposition = Callable[[str | None], tuple[bytes, str]]
 
 EVENT_STREAM = b"text/event-stream"
 RETRY_ELSEWHERE = frozenset({429, 500, 502, 503, 504})
+FULL = frozenset({429, 503})
 OUTCOMES = {"shed": Outcome.SHED, "no_room": Outcome.NO_ROOM}
+
+
+class EngineFull(EngineUnreachable):
+    """An engine had no room for the request. If no other has, the client should hear that, and when to come back."""
+
+    def __init__(self, message: str, refusal: EngineError) -> None:
+        super().__init__(message)
+        self.refusal = refusal
 
 
 class Service:
@@ -101,7 +110,11 @@ class Service:
 
     def gate(self, target: bytes, headers: Mapping[bytes, bytes]) -> tuple[int, str] | None:
         """Refuse who may not come in, before any of the body is taken."""
-        if self._authorization is None or not target.startswith(b"/v1/"):
+        if not target.startswith(b"/v1/"):
+            if headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers:
+                return None
+            return 400, "only pages under /v1/ take a body"
+        if self._authorization is None:
             return None
         if hmac.compare_digest(headers.get(b"authorization", b""), self._authorization):
             return None
@@ -126,7 +139,7 @@ class Service:
             self._apologise(error, client, delivery)
         except asyncio.CancelledError:
             if not delivery.complete:
-                delivery.outcome, delivery.status = Outcome.CLIENT_LEFT, 499
+                delivery.outcome, delivery.status = self._departure(call, request, delivery), 499
             raise
         except Exception:
             log.exception("request_failed", **(call.ids if call is not None else {}))
@@ -167,16 +180,18 @@ class Service:
 
     async def _answer(self, call: Call, client: ClientConnection, delivery: Delivery) -> None:
         """Run the pattern until an engine has completed the answer; place again when one fails."""
+        full: EngineFull | None = None
         while True:
             if not call.placement.decode:
-                raise ApiError(503, "no engine is available", code="no_engine", retry_after_s=1)
+                raise full or ApiError(503, "no engine is available", code="no_engine", retry_after_s=1)
             call.attempts += 1
             try:
                 return await self._attempt(call, client, delivery)
             except EngineUnreachable as error:
                 call.log.warning("placement_failed", error=error.for_logs)
-                if call.attempts >= call.plan.knobs.max_attempts:
+                if call.attempts >= call.plan.knobs.max_attempts or _would_last_again(call, error):
                     raise
+                full = error if isinstance(error, EngineFull) else full
                 self._metrics.retried.inc()
             except EngineError as error:
                 if call.keep_whole or delivery.first_s is not None:
@@ -235,15 +250,18 @@ class Service:
             if call.asked.stream:
                 await self._stream(call, step, engine, self._stream_relay(call, client, delivery, lease), trace)
                 delivery.ended = True
+                delivery.settle()
                 client.end()
             else:
+                engine.unreported.append(lease)
                 await self._plain(call, step, engine, client, delivery, trace)
             call.done_with(engine.engine_id)
         except Refused as refused:
             if refused.status not in RETRY_ELSEWHERE:
                 raise
             call.avoid(engine.engine_id)
-            raise EngineUnreachable(f"engine {engine.engine_id}: {refused.error.for_logs}") from refused
+            said = f"engine {engine.engine_id}: {refused.error.for_logs}"
+            raise (EngineFull(said, refused.error) if refused.status in FULL else EngineUnreachable(said)) from refused
         except EngineUnreachable as error:
             call.avoid(engine.engine_id)
             if not isinstance(error, EngineTimeout):
@@ -260,6 +278,7 @@ class Service:
         self, call: Call, step: Generate, engine: Engine, relay: StreamRelay, trace: Trace | None
     ) -> None:
         exchange = relay.exchange = self._start(call, step, engine, relay, trace)
+        relay.follow()
         try:
             await relay.done
         finally:
@@ -289,7 +308,15 @@ class Service:
         self, call: Call, step: Generate, engine: Engine, relay: StreamRelay | PlainRelay, trace: Trace | None
     ) -> Exchange:
         return engine.client.start_generate(
-            call.request_id, call.asked.api, call.asked.raw, relay, call.prompt, step.begin, call.resume, trace
+            call.request_id,
+            call.asked.api,
+            call.asked.raw,
+            relay,
+            call.prompt,
+            step.begin,
+            call.resume,
+            trace,
+            stream=call.asked.stream,
         )
 
     # edges
@@ -315,6 +342,12 @@ class Service:
         else:
             client.write(b"data: %b\n\n" % shown.body())
             client.end()
+
+    def _departure(self, call: Call | None, request: Request, delivery: Delivery) -> Outcome:
+        """Who leaves after waiting longer than was promised has seen the promise broken."""
+        now_s = self._desk.now_s() if delivery.first_s is None else delivery.first_s
+        late = call is not None and (now_s - request.arrived_s) * 1e3 > call.slo.ttft_ms
+        return Outcome.GAVE_UP if late else Outcome.CLIENT_LEFT
 
     def _began(self) -> None:
         self.inflight += 1
@@ -374,10 +407,18 @@ class Service:
         client.respond(200, b'{"status":"ready"}')
 
 
+def _would_last_again(call: Call, error: EngineUnreachable) -> bool:
+    """A plain answer that took too long was being made all the while; another engine would need as long."""
+    return isinstance(error, EngineTimeout) and not call.asked.stream
+
+
 def _for_client(error: EngineError) -> ApiError:
     """Engines' troubles as the client should see them."""
     if isinstance(error, EngineTimeout):
         return ApiError(504, "the engine took too long", code="engine_timeout")
+    if isinstance(error, EngineFull):
+        retry_after_s = error.refusal.retry_after_s or 1
+        return ApiError(error.refusal.status, error.refusal.message, code="no_room", retry_after_s=retry_after_s)
     if isinstance(error, EngineUnreachable):
         return ApiError(502, "every engine that was tried failed", code="engine_failed")
     return ApiError(error.status, error.message, code=error.code, retry_after_s=error.retry_after_s)

@@ -278,6 +278,71 @@ async def test_a_connection_that_was_paused_by_the_last_piece_serves_the_next_re
         assert await sink.over is None
 
 
+async def test_an_exchange_that_is_paused_before_it_is_connected_takes_nothing_until_it_is_resumed(connect):
+    async def at_once(reader, writer) -> None:
+        await read_request(reader)
+        writer.write(answer(b"ok"))
+        await reader.read()
+
+    client = await connect(at_once)
+    sink = Collect()
+    exchange = client.start_generate("r1", "completions", b"{}", sink)
+    exchange.pause()
+    await asyncio.sleep(0.1)
+    assert sink.body == b""
+    exchange.resume()
+    assert await sink.over is None
+
+
+async def test_whatever_is_under_way_fails_when_the_client_is_closed(connect):
+    async def half(reader, writer) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n")
+        await reader.read()
+
+    client = await connect(half)
+    sink = Collect()
+    client.start_generate("r1", "completions", b"{}", sink)
+    while not sink.body:
+        await asyncio.sleep(0.001)
+    asking = asyncio.create_task(client.load())
+    await asyncio.sleep(0.05)
+    await client.aclose()
+    assert isinstance(await sink.over, errors.EngineUnreachable)
+    with pytest.raises(errors.EngineUnreachable):
+        await asking
+    with pytest.raises(errors.EngineUnreachable):
+        await client.load()
+
+
+async def test_an_answer_whose_end_cannot_be_understood_is_lost_and_not_waited_for(connect):
+    class Baffled(Collect):
+        def on_end(self) -> None:
+            raise ValueError("what the answer says must not get into a log")
+
+    client = await connect(always_load)
+    sink = Baffled()
+    client.start_generate("r1", "completions", b"{}", sink)
+    error = await sink.over
+    assert isinstance(error, errors.EngineUnreachable)
+    assert "must not" not in error.message
+
+
+async def test_a_plain_answer_may_take_longer_than_a_streams_first_byte(connect):
+    async def slow(reader, writer) -> None:
+        await read_request(reader)
+        await asyncio.sleep(0.3)
+        writer.write(answer(b"ok"))
+        await reader.read()
+
+    client = await connect(slow, first_byte_s=0.1, answer_s=10)
+    streamed, plain = Collect(), Collect()
+    client.start_generate("r1", "completions", b"{}", streamed)
+    client.start_generate("r2", "completions", b"{}", plain, stream=False)
+    assert isinstance(await streamed.over, errors.EngineTimeout)
+    assert await plain.over is None
+
+
 async def test_after_abort_the_sink_hears_nothing_more(connect):
     client = await connect(always_load)
     sink = Collect()

@@ -3,11 +3,13 @@
 import asyncio
 import json
 
+import httpx
 import pytest
 
 from engines.records import Outcome
 from tests.support.fleet import MODEL, until
 from tests.support.fleet import text_of as text
+from tuner.slo import Slo, SloTable
 
 SPLIT_ROLES = {"e0": "prefill", "e1": "decode"}
 
@@ -210,6 +212,25 @@ async def test_d_dies_mid_stream_and_the_stream_goes_on_without_gap_or_repeat(st
     await fleet.settled()
 
 
+async def test_a_stream_goes_on_elsewhere_when_its_engine_falls_silent_and_its_heartbeat_ends(start_fleet, redis_url):
+    fleet = await start_fleet(
+        2, {"redis_url": redis_url, "heartbeat_s": 0.2}, {"engines": [], "timeouts": {"verb_s": 0.5}}
+    )
+    await fleet.plan("data_parallel")
+    body = completion("the quick brown fox " * 50, max_tokens=60)
+    expected, _ = await stream(fleet, body)
+
+    async def silence_at_the_twentieth(events: int) -> None:
+        if events == 20:  # no socket is closed, as when a host is gone
+            busy = _working(fleet, "e0") or _working(fleet, "e1")
+            fleet.engines[busy].freeze()
+
+    got, _ = await asyncio.wait_for(stream(fleet, body, silence_at_the_twentieth), 60)
+    assert got == expected
+    _, record = await fleet.records(2)
+    assert (record.outcome, record.resumed) == (Outcome.OK, 1)
+
+
 async def test_several_choices_go_on_too(start_fleet):
     fleet = await start_fleet(2)
     body = completion("the quick brown fox " * 20, max_tokens=40, n=2)
@@ -268,13 +289,14 @@ async def test_overload_with_admission_off_queues_on_the_engine(start_fleet):
     assert {record.outcome for record in await fleet.records(5)} == {Outcome.OK}
 
 
-async def test_overload_with_admission_queue_holds_requests_in_the_router(start_fleet):
-    fleet = await start_fleet(1)
-    await fleet.plan("data_parallel", admission="queue", max_running_per_engine=1)
+@pytest.mark.parametrize("pattern", ["data_parallel", "disaggregated"])
+async def test_overload_with_admission_queue_holds_requests_in_the_router(start_fleet, pattern):
+    fleet = await start_fleet(2)
+    await fleet.plan(pattern, SPLIT_ROLES, admission="queue", max_running_per_engine=1)
     asking = [asyncio.create_task(ask(fleet, text(50, salt=f"n{at}"))) for at in range(5)]
     most = 0
     while not all(task.done() for task in asking):
-        most = max(most, fleet.desk.fleet["e0"].own_inflight)
+        most = max(most, fleet.desk.fleet["e1"].own_inflight)
         await asyncio.sleep(0.002)
     await asyncio.gather(*asking)
     assert most == 1
@@ -314,6 +336,18 @@ async def test_a_client_that_leaves_frees_everything_it_held(start_fleet, patter
     await fleet.settled()
     (record,) = await fleet.records(1)
     assert record.outcome is Outcome.CLIENT_LEFT
+
+
+async def test_a_client_that_gives_up_after_its_ttft_bound_has_not_got_what_was_promised(start_fleet):
+    fleet = await start_fleet(1)
+    table = SloTable(version=1, classes={"default": Slo(ttft_ms=1, tpot_ms=1000)})
+    await fleet.store.compare_and_set(fleet.keys.slo, table.model_dump_json().encode(), None)
+    await until(lambda: fleet.running.service._board.slos.version == 1, "the SLO is in force")
+    with pytest.raises(httpx.ReadTimeout):
+        await fleet.http.post("/v1/completions", json=completion(text(7000)), timeout=0.1)
+    (record,) = await fleet.records(1)
+    assert record.outcome is Outcome.GAVE_UP
+    await fleet.settled()
 
 
 async def test_a_frozen_engine_is_left_alone_once_it_stops_answering(start_fleet):

@@ -185,8 +185,15 @@ StartFleet = Callable[..., Awaitable[Fleet]]
 async def open_fleet(
     engines: dict[str, EngineProcess], redis_url: str, given: dict[str, object]
 ) -> AsyncIterator[Fleet]:
-    given = {"model": MODEL, "port": 0, "load_poll_s": 0.05, "heartbeat_s": 0.2, "redis_url": redis_url} | given
-    settings = load(RouterSettings, engines=[engine.url for engine in engines.values()], **given)
+    given = {
+        "model": MODEL,
+        "port": 0,
+        "engines": [engine.url for engine in engines.values()],
+        "load_poll_s": 0.05,
+        "heartbeat_s": 0.2,
+        "redis_url": redis_url,
+    } | given
+    settings = load(RouterSettings, **given)
     store = open_store(redis_url)
     async with (
         contextlib.aclosing(store),

@@ -118,6 +118,11 @@ class ReferenceRouter:
         request = call.placement_request(self._index, BLOCK_TOKENS)
         return admit(call.plan, call.slo, request, decode.view, prefill.view)
 
+    def _may_go_on(self, call: Call) -> bool:
+        """Others may have been admitted while this one waited for room."""
+        queued = call.plan.knobs.admission is Admission.QUEUE and bool(call.placement.decode)
+        return not queued or self._verdict(call) is Verdict.ADMIT
+
     def _wait(self, call: Call) -> None:
         if len(self._waiting) >= QUEUE and not call.waited:
             self._end(call, Outcome.NO_ROOM)
@@ -145,10 +150,12 @@ class ReferenceRouter:
         self._stop_waiting(call)
         call.waited = True
         self._place(call)
-        if call.reserving:
+        if not call.reserving:
+            self._admit(call)
+        elif self._may_go_on(call):
             self._reserve(call)
         else:
-            self._admit(call)
+            self._wait(call)
 
     # the pattern
 
@@ -188,6 +195,8 @@ class ReferenceRouter:
             return False
         engine.expiry_s = min(engine.expiry_s, now_s + RESERVATION_TTL_S)
         engine.own_transfers += 1
+        engine.own_inflight += 1
+        engine.refresh()
         call.decode, call.begin = engine, reservation.begin
         self._send(call, engine)
         return True
@@ -251,6 +260,8 @@ class ReferenceRouter:
         if call.decode is None:
             raise RuntimeError(f"request {call.request_id} has no engine to decode on")
         call.decode.own_transfers -= 1
+        call.decode.own_inflight -= 1
+        call.decode.refresh()
         self.wake()
         self._generate(call, call.decode)
 

@@ -4,6 +4,7 @@ import pytest
 
 from controller.router.relay import Delivery, Refused, StreamRelay, delivered_choices
 from engines.errors import EngineUnreachable
+from engines.records import Outcome
 
 TIMINGS = (
     b': trimtab {"prompt_tokens":3,"cached_tokens":1,"output_tokens":2,'
@@ -53,6 +54,29 @@ async def test_whole_events_pass_unchanged_and_are_timed(relay, client, delivery
     assert relay.done.result() is None
     assert client.pieces == [event("a"), event("b"), b"data: [DONE]\n\n"]
     assert (delivery.first_s, delivery.last_s, delivery.output_tokens) == (1.0, 3.0, 2)
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        b'data: {"error":{"message":"the queue is full","code":503}}\n\n',
+        event("", finish='"abort"'),
+    ],
+)
+async def test_a_stream_in_which_the_engine_says_that_it_failed_is_no_good_answer(relay, delivery, last):
+    relay.on_head(200, {})
+    for piece in (event("a"), last, b"data: [DONE]\n\n"):
+        relay.on_body(piece)
+    delivery.settle()
+    assert delivery.outcome is Outcome.FAILED
+
+
+async def test_text_cannot_pass_for_a_failure(relay, delivery):
+    relay.on_head(200, {})
+    for piece in (event('data: {\\"error\\": 1} \\"finish_reason\\":\\"abort\\"'), event("", finish='"stop"')):
+        relay.on_body(piece)
+    delivery.settle()
+    assert delivery.outcome is Outcome.OK
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 50, 1000])

@@ -4,7 +4,7 @@ from typing import Any
 
 from tuner.twin.core.address import compiled, nth
 from tuner.twin.core.context import hide_hints, note_sent, show_hints, unpin
-from tuner.twin.core.layout import NONE
+from tuner.twin.core.layout import ADMIT_QUEUE, NONE
 from tuner.twin.core.link import next_landed, start_flow, watch_link
 from tuner.twin.core.placing import ADMIT, SHED, best_prefill, next_decode, place, split_end, verdict
 from tuner.twin.core.queue import append, leave, next_woken, put_first, wake
@@ -29,10 +29,12 @@ def attempt(world: Any, row: int) -> None:
     if wants_hints:
         show_hints(world, request)
     place(world, row)
-    if request.reserving:
+    if not request.reserving:
+        admit(world, row)
+    elif world.plan.admission != ADMIT_QUEUE or verdict(world, row) == ADMIT:
         reserve_somewhere(world, row)
     else:
-        admit(world, row)
+        wait(world, row)  # others were admitted while this one waited for room
     if wants_hints:
         hide_hints(world, request)
 
@@ -78,6 +80,8 @@ def reserve_somewhere(world: Any, row: int) -> None:
                 if request.waited:
                     wake(world)
                 engine.own_transfers += 1
+                engine.own_inflight += 1
+                refresh(world, index)
                 send(world, row)
                 return
         index = next_decode(world, row)
@@ -149,7 +153,10 @@ def received(world: Any, row: int) -> None:
 @compiled
 def sent(world: Any, row: int) -> None:
     request = nth(world.requests, row)
-    nth(world.engines, request.decode).own_transfers -= 1
+    engine = nth(world.engines, request.decode)
+    engine.own_transfers -= 1
+    engine.own_inflight -= 1
+    refresh(world, request.decode)
     wake(world)
     generate(world, row, request.decode)
 

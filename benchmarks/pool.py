@@ -43,6 +43,6 @@ def side_by_side(jobs: Sequence[Task], work: Callable[[Task], Result]) -> Iterat
             for future in as_completed(futures):
                 yield futures[future], future.result()
                 bar.update(task, advance=1, description=f"done: {futures[future].title}")
-        except BaseException:
+        except BaseException:  # one job failed, or the caller stops: do not wait for jobs that nobody wants now
             pool.shutdown(wait=False, cancel_futures=True)
             raise

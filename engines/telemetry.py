@@ -124,7 +124,7 @@ class Telemetry:
         records = self._recorder.take()
         try:
             await self._write(records)
-        except BaseException:
+        except BaseException:  # Redis failed or the engine stops: nothing that was recorded may be lost
             self._recorder.put_back(records)
             raise
 

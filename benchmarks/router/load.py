@@ -309,7 +309,7 @@ class Crowd:
         try:
             prepare(sock)
             await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self._port))
-        except BaseException:
+        except BaseException:  # cancelled or failed before a client owns the socket
             sock.close()
             raise
         self._clients[seat] = self._client(seat, sock)

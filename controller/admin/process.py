@@ -68,7 +68,10 @@ async def _keep_up(services: Services) -> None:
         tasks.create_task(services.applier.run())
         while True:
             await asyncio.sleep(BOOTSTRAP_S)
-            await _bootstrap(services)
+            try:
+                await _bootstrap(services)
+            except Exception:  # one bad round must take neither the API nor the next round with it
+                log.exception("documents could not be put in place")
 
 
 async def _bootstrap(services: Services) -> None:
@@ -78,8 +81,6 @@ async def _bootstrap(services: Services) -> None:
         log.warning("waiting for the store", error=str(error))
     except BadDocument as error:
         log.error("a document in the store is none; put another", error=str(error))
-    except Exception:  # tried again in the next round; it must not take the API with it
-        log.exception("documents could not be put in place")
 
 
 class _Server(uvicorn.Server):

@@ -176,7 +176,7 @@ class _Background:
         while True:
             try:
                 return await work()
-            except Exception:
+            except Exception:  # the edge of each such task: what it has not foreseen is said, and tried again
                 log.exception("background_task_failed", task=_name(work))
             await asyncio.sleep(self._pause_s)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
+import structlog
 
 from controller.router.http import ClientConnection, Headers
 from engines.client import answered_error
@@ -28,6 +29,16 @@ PIECES_PER_CHECK = 256
 """How often the size of what is kept is looked at; adding it up per piece would cost every stream."""
 TIMINGS_KEY = TIMINGS_HEADER.encode()
 _timings = msgspec.json.Decoder(EngineTimings)
+log = structlog.get_logger()
+
+
+def read_timings(raw: bytes) -> EngineTimings | None:
+    """`None` for what is none: an answer is as good without."""
+    try:
+        return _timings.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        log.warning("timings_not_understood", error=str(error))
+        return None
 
 
 class Refused(Exception):
@@ -207,7 +218,7 @@ class StreamRelay:
         if start < len(EVENT_END) and not data.startswith(TIMINGS_COMMENT):
             return data
         end = data.index(EVENT_END, start) + len(EVENT_END)
-        self._delivery.timings = _timings.decode(data[start + len(TIMINGS_COMMENT) : end])
+        self._delivery.timings = read_timings(data[start + len(TIMINGS_COMMENT) : end])
         return data[:start] + data[end:]
 
 
@@ -239,7 +250,7 @@ class PlainRelay:
             return
         self.content_type = self._headers.get(b"content-type", self.content_type)
         if TIMINGS_KEY in self._headers:
-            self.timings = _timings.decode(self._headers[TIMINGS_KEY])
+            self.timings = read_timings(self._headers[TIMINGS_KEY])
         self.done.set_result(None)
 
     def on_lost(self, error: EngineUnreachable) -> None:

@@ -141,7 +141,7 @@ class Service:
             if not delivery.complete:
                 delivery.outcome, delivery.status = self._departure(call, request, delivery), 499
             raise
-        except Exception:
+        except Exception:  # the edge of a request: a defect must not leave its client without an answer
             log.exception("request_failed", **(call.ids if call is not None else {}))
             self._apologise(ApiError(500, "the router failed", code="internal"), client, delivery)
         finally:

@@ -45,7 +45,7 @@ class RoomQueue:
         try:
             async with asyncio.timeout(timeout_s):
                 await turn
-        except BaseException:
+        except BaseException:  # its time is up or its client left: whoever has its turn must not be kept waiting
             self._leave(turn)
             raise
         finally:

@@ -108,7 +108,7 @@ class EmbeddedRedis:
             )  # fmt: skip
         try:
             await self._until_it_answers(self._process)
-        except BaseException:
+        except BaseException:  # it never answered, or nobody waits for it any more: leave no process behind
             await self.kill()
             raise
 

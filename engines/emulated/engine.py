@@ -176,7 +176,7 @@ class Engine:
         self._generations.setdefault(request_id, set()).add(generation)
         try:
             generation.start()
-        except BaseException:
+        except BaseException:  # it has not begun, so nothing else will ever take it off the list
             self._on_end(generation)
             raise
         return generation

@@ -116,5 +116,5 @@ async def _loudly(work: Coroutine[Any, Any, None]) -> None:
     """Nobody waits for this task while the server runs, so a defect has to be said; SGLang goes on serving."""
     try:
         await work
-    except Exception:
+    except Exception:  # the edge of a task that nobody awaits
         log.exception("defect: no heartbeat, telemetry or fresh load of this engine from now on; restart it")

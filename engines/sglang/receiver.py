@@ -8,8 +8,8 @@ import structlog
 
 from engines.errors import BadRequest, EngineError, ReservationGone, TransferFailed
 from engines.sglang.reservations import Reservation, Reservations
-from engines.sglang.slots import Rows
-from engines.sglang.wire import Go, Held, Note, Offer, Refused, Stopped, Written, tokens_hash
+from engines.sglang.slots import Rows, to_runs
+from engines.sglang.wire import Go, Held, Note, Offer, Refused, Runs, Stopped, Written, rows_hash, tokens_hash
 
 log = structlog.get_logger(__name__)
 Notify = Callable[[str, Note], None]
@@ -18,10 +18,19 @@ OnReceived = Callable[[float, int], None]
 """Seconds from `Go` to visible, and tokens."""
 
 
-class Bytes(Protocol):
+class Pool(Protocol):
     def checksum(self, slots: Rows) -> int:
         """Of the KV in `slots`, over all buffers."""
         ...
+
+    def rows(self, slots: Rows) -> Rows:
+        """The pages that hold `slots`."""
+        ...
+
+
+def reserved_rows(reservation: Reservation, pool: Pool) -> Runs:
+    """Where a sender may write."""
+    return [] if reservation.slots is None else to_runs(pool.rows(reservation.slots))
 
 
 class Receiver:
@@ -30,7 +39,7 @@ class Receiver:
     def __init__(
         self,
         reservations: Reservations,
-        pool: Bytes,
+        pool: Pool,
         epoch: str,
         notify: Notify,
         clock: Callable[[], float],
@@ -93,7 +102,7 @@ class Receiver:
             raise BadRequest(
                 f"[{offer.begin}, {offer.end}) is not the reserved [{reservation.matched}, {reservation.end})"
             )
-        if not reservation.received and offer.rows_hash != reservation.rows_hash:
+        if not reservation.received and offer.rows_hash != rows_hash(reserved_rows(reservation, self._pool)):
             raise BadRequest("kv_addr_info is not as it was given out: its rows differ")
         if offer.tokens_hash != tokens_hash(reservation.ids):
             raise TransferFailed("the sender would write the KV of other tokens than the reserved ones")

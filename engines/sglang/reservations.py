@@ -65,8 +65,6 @@ class Reservation:
     """Agent and `send_id` of who may write now. While there is one, the slots serve nothing else."""
     begun_s: float = 0.0
     """When that sender was let in."""
-    rows_hash: int | None = None
-    """Of the rows in the address that was given out."""
     trace_id: str | None = None
     """Of the request, for logs."""
 

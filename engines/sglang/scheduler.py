@@ -41,11 +41,10 @@ from engines.sglang.messages import (
     encode,
     unpack_tokens,
 )
-from engines.sglang.receiver import Receiver
+from engines.sglang.receiver import Receiver, reserved_rows
 from engines.sglang.reporter import Reporter
 from engines.sglang.reservations import Reservation, Reservations
 from engines.sglang.sender import BUSY, IDLE, Outgoing, Sender, Times
-from engines.sglang.slots import to_runs
 from engines.sglang.view import Computed, Identity, Pass, Transport, View
 from engines.sglang.wire import (
     Go,
@@ -57,7 +56,6 @@ from engines.sglang.wire import (
     Stopped,
     Written,
     decode_note,
-    rows_hash,
 )
 from engines.types import EngineLoad
 
@@ -276,8 +274,7 @@ class Handler:
             self._clock(),
             self._view.spare_tokens(),
         )
-        rows = [] if reservation.slots is None else to_runs(self._view.rows(reservation.slots))
-        reservation.trace_id, reservation.rows_hash = call.trace_id, rows_hash(rows)
+        reservation.trace_id = call.trace_id
         address = KvAddress(
             url="",
             agent=self._identity.agent,
@@ -288,7 +285,7 @@ class Handler:
             end=reservation.end,
             stored_end=stored_end,
             layout=self._view.layout,
-            rows=rows,
+            rows=reserved_rows(reservation, self._view),
             expires_at_s=self._wall() + call.ttl_s,
         )
         return Reserved(call_id=call.call_id, address=address, prefix_matched_length=reservation.matched)

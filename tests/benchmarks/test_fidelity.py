@@ -13,21 +13,12 @@ from controller.store import Keys, open_store
 from engines.emulated.profile import load_profile
 from engines.records import PassRecord
 from engines.telemetry import Heartbeat
-from engines.types import EngineInfo, EngineLoad, KvLayout
+from engines.types import EngineLoad
+from tests.support.infos import engine_info
 from tuner.slo import DEFAULT_CLASS
 
 PROFILE = load_profile("laptop")
-INFO = EngineInfo(
-    engine_id="e0",
-    url="http://127.0.0.1:1",
-    kind="new-kind",
-    model="m",
-    context_length_tokens=8192,
-    kv_capacity_tokens=20_000,
-    kv_layout=KvLayout(model="m", dtype="bfloat16", layers=30, kv_heads=3, head_dim=64),
-    transports=("nixl",),
-    epoch="1",
-)
+INFO = engine_info(kind="new-kind")
 
 
 @pytest.fixture

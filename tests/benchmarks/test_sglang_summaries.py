@@ -5,20 +5,9 @@ import pytest
 from benchmarks.sglang_interference import summary as interference
 from benchmarks.sglang_interference.streams import Stream
 from benchmarks.sglang_transfer import summary as transfer
-from engines.types import EngineInfo, KvLayout
+from tests.support.infos import engine_info
 
-LAYOUT = KvLayout(model="m", dtype="bfloat16", layers=30, kv_heads=3, head_dim=64)
-INFO = EngineInfo(
-    engine_id="e1",
-    url="http://127.0.0.1:1",
-    kind="cpu",
-    model="m",
-    context_length_tokens=8192,
-    kv_capacity_tokens=20_000,
-    kv_layout=LAYOUT,
-    transports=("nixl",),
-    epoch="x",
-)
+INFO = engine_info(engine_id="e1", kind="cpu")
 
 
 def sample(**given) -> transfer.Sample:

@@ -24,6 +24,7 @@ from engines.errors import EngineUnreachable, NoKvRoom, TransferFailed
 from engines.protocol import Config, PrepRecvAnswer, RemoteSendAnswer
 from engines.telemetry import Heartbeat
 from engines.types import EngineInfo, EngineLoad, KvLayout, Role
+from tests.support.fleet import until
 from tuner.plan import BadDocument, HotPrefix, IssuedBy, Knobs, parse
 from tuner.plan import Plan as PlanDocument
 
@@ -276,6 +277,23 @@ class TestKnobs:
         await world.services.applier.apply()
         await world.services.applier.apply()
         assert engine.configs() == [self.CONFIG]
+
+    async def test_a_round_that_breaks_as_nobody_foresaw_is_followed_by_the_next(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine = await world.join("e0")
+        await world.services.plans.issue(self.PLAN)
+        current, rounds = world.services.plans.current, iter([ArithmeticError])
+
+        async def breaks_once() -> object:
+            for defect in rounds:
+                raise defect
+            return await current()
+
+        monkeypatch.setattr(world.services.plans, "current", breaks_once)
+        task = asyncio.create_task(world.services.applier.run(poll_s=0.01))
+        await until(engine.configs, "the engine is told")
+        task.cancel()
 
     async def test_a_plan_without_engine_knobs_leaves_engines_alone(self, world: World) -> None:
         engine = await world.join("e0")

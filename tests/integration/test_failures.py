@@ -350,6 +350,25 @@ async def test_a_client_that_gives_up_after_its_ttft_bound_has_not_got_what_was_
     await fleet.settled()
 
 
+async def test_a_fleet_that_takes_nothing_now_says_so_and_when_to_come_back(start_fleet):
+    fleet = await start_fleet(1, router={"load_poll_s": 10})
+    await fleet.http.post(f"{fleet.engines['e0'].url}/microserving/drain", json={"on": True})
+    refused = await fleet.http.post("/v1/completions", json=completion(text(50)))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_room")
+    assert refused.headers["retry-after"]
+    (record,) = await fleet.records(1)
+    assert record.outcome is Outcome.NO_ROOM
+
+
+async def test_a_plain_answer_that_takes_too_long_is_not_begun_again_elsewhere(start_fleet):
+    fleet = await start_fleet(2, router={"timeouts": {"answer_s": 0.3}})
+    late = await fleet.http.post("/v1/completions", json=completion(text(50), max_tokens=2000))
+    assert late.status_code == 504
+    (record,) = await fleet.records(1)
+    assert (record.outcome, record.attempts) == (Outcome.TIMEOUT, 1)
+    await fleet.settled()
+
+
 async def test_a_frozen_engine_is_left_alone_once_it_stops_answering(start_fleet):
     fleet = await start_fleet(2, router={"timeouts": {"verb_s": 0.3}})
     fleet.engines["e0"].freeze()

@@ -196,6 +196,19 @@ async def test_what_d_already_holds_is_not_sent_again(start_fleet):
     assert second.transferred_bytes == 23_040 * (second.split_end - second.split_begin)
 
 
+async def _in_pieces():
+    yield b"x"
+
+
+async def test_only_the_api_takes_bodies_and_nothing_of_any_other_is_kept(start_fleet):
+    fleet = await start_fleet(1)
+    for path in ("/metrics", "/health", "/nonsense"):
+        for content in (b"x" * 10, _in_pieces()):
+            refused = await fleet.http.post(path, content=content)
+            assert refused.status_code == 400, path
+    assert (await fleet.http.get("/health")).status_code == 200
+
+
 async def test_slo_classes_come_from_the_header(start_fleet):
     from tuner.slo import Slo, SloTable
 

@@ -29,6 +29,14 @@ async def test_the_chunk_size_takes_effect_between_batches(receiver, prompts):
     assert 1 <= await passes(321) <= 3
 
 
+async def test_no_chunk_is_larger_than_what_the_engine_started_with(receiver):
+    """SGLang has left as much memory free as passes of that size take."""
+    usual = (await receiver.load()).chunked_prefill_tokens
+    answer = await receiver.post("config", chunked_prefill_tokens=16 * usual)
+    assert answer.json()["chunked_prefill_tokens"] == usual
+    assert (await receiver.load()).chunked_prefill_tokens == usual
+
+
 async def test_decode_passes_come_between_the_chunks_of_a_prompt_as_the_interval_says(receiver, prompts):
     usual = await receiver.load()
     await receiver.post("config", chunked_prefill_tokens=64, prefill_decode_interval=2)

@@ -35,6 +35,14 @@ def test_half_an_hour_of_noise_raises_no_alarm(cv):
         assert detect(window, 0.0) is None, f"alarm at {now_s} s"
 
 
+def test_a_moment_that_is_a_quarter_busier_is_no_shift_however_many_requests_show_it():
+    """Over so short a time every traffic has some; what is compared are rates, not counts over unlike times."""
+    steady, busier = (
+        traffic(span_s, seed=4, cv=0.1, **(BEFORE | {"rate_rps": rate})) for span_s, rate in ((120, 200), (5, 250))
+    )
+    assert detect(concatenate([steady, busier]), 0.0) is None
+
+
 def test_what_happened_before_the_regime_does_not_count():
     workload = concatenate([traffic(100, seed=1, **BEFORE), traffic(100, seed=2, **(BEFORE | {"rate_rps": 60.0}))])
     assert detect(workload, 100.0) is None

@@ -9,21 +9,11 @@ import pytest
 from controller.router.fleet import Fleet, Lease
 from engines.errors import EngineUnreachable
 from engines.telemetry import Heartbeat
-from engines.types import PROTOCOL_VERSION, EngineInfo, EngineLoad, KvLayout
+from engines.types import EngineInfo, EngineLoad
 from tests.support.fleet import until
+from tests.support.infos import engine_info
 
-INFO = EngineInfo(
-    engine_id="e0",
-    url="http://127.0.0.1:1",
-    kind="laptop",
-    model="m",
-    context_length_tokens=8192,
-    kv_capacity_tokens=20_000,
-    kv_layout=KvLayout(model="m", dtype="bfloat16", layers=30, kv_heads=3, head_dim=64),
-    transports=("tcp",),
-    epoch="1",
-    protocol_version=PROTOCOL_VERSION,
-)
+INFO = engine_info()
 
 
 class Polled:

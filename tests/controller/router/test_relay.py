@@ -2,8 +2,9 @@ import asyncio
 
 import pytest
 
-from controller.router.relay import Delivery, Refused, StreamRelay, delivered_choices
+from controller.router.relay import Delivery, PlainRelay, Refused, StreamRelay, delivered_choices
 from engines.errors import EngineUnreachable
+from engines.protocol import TIMINGS_HEADER
 from engines.records import Outcome
 
 TIMINGS = (
@@ -24,6 +25,9 @@ class Client:
 
     def start(self, status, content_type, first, flow, extra=()) -> None:
         self.pieces.append(first)
+
+    def follow(self, flow) -> None:
+        self.flow = flow
 
     def write(self, data: bytes) -> None:
         self.pieces.append(data)
@@ -77,6 +81,34 @@ async def test_text_cannot_pass_for_a_failure(relay, delivery):
         relay.on_body(piece)
     delivery.settle()
     assert delivery.outcome is Outcome.OK
+
+
+async def test_timings_that_cannot_be_read_lose_no_answer(relay, client, delivery):
+    relay.on_head(200, {})
+    for piece in (event("a"), b': trimtab {"prompt_tokens":"many"}\n\n', b"data: [DONE]\n\n"):
+        relay.on_body(piece)
+    relay.on_end()
+    assert relay.done.result() is None
+    assert client.pieces == [event("a"), b"data: [DONE]\n\n"]
+    assert delivery.timings is None
+
+
+async def test_timings_that_cannot_be_read_lose_no_plain_answer():
+    relay = PlainRelay(asyncio.get_running_loop().create_future())
+    relay.on_head(200, {TIMINGS_HEADER.encode(): b"\xff"})
+    relay.on_body(b"{}")
+    relay.on_end()
+    assert relay.done.result() is None
+    assert (relay.content, relay.timings) == (b"{}", None)
+
+
+async def test_a_stream_that_goes_on_elsewhere_is_held_back_by_a_slow_client_too(relay, client, delivery):
+    relay.on_head(200, {})
+    relay.on_body(event("a"))
+    following = StreamRelay(client, delivery, asyncio.get_running_loop().create_future(), lambda: 5.0, lambda: None)
+    relay.follow()
+    following.follow()
+    assert client.flow is following
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 50, 1000])

@@ -1,5 +1,6 @@
 """How long a pass took, as an engine reports it."""
 
+import numpy as np
 import pytest
 
 from engines.records import PassRecord
@@ -52,6 +53,19 @@ def test_the_prefill_rate_is_that_of_passes_whoever_shares_them(reporter: Report
     reporter.on_pass(Pass(101.0, 102.0, two, 0, 0, 0, 0))
 
     assert reporter.prefill_tokens_per_s == pytest.approx(200.0)
+
+
+@pytest.mark.parametrize("mean_s", [0.02, 0.06])
+def test_long_passes_are_told_no_more_often_than_short_ones(reporter: Reporter, mean_s: float) -> None:
+    passes_s = np.random.default_rng(1).exponential(mean_s, 20_000)
+    began_s = 101.0
+    for wall_s in passes_s:
+        reporter.on_pass(Pass(began_s, began_s + wall_s, [], 1, 10, 0, 0))
+        began_s += wall_s
+
+    told_s = [each.wall_s for each in _told(reporter)]
+    assert len(told_s) < 0.8 * len(passes_s)
+    assert np.mean(told_s) == pytest.approx(passes_s.mean(), rel=0.05)
 
 
 def _prefill(launched_s: float, ended_s: float) -> Pass:
